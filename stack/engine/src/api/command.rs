@@ -1,8 +1,8 @@
-//! The control mailbox: what threads of the application ask of an engine, and what it tells them.
+//! Commands: what application threads ask of an engine.
 //!
 //! Commands are rare and may allocate; the path of a packet never waits for one. Each engine has one mailbox (a
-//! channel) and looks into it once a turn. Answers and events go to channels that the command brings along, with an
-//! optional [`Notifier`] that wakes a thread waiting on a file descriptor.
+//! channel) and checks it once a turn. Answers and events go to channels in the command, with an optional [`Notifier`]
+//! that wakes a thread waiting on a file descriptor.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub enum Command {
         /// Fired when a completion is published while the queue is armed.
         notifier: Arc<Notifier>,
     },
-    /// Takes the lane back (drops it). Queue pairs that still use it fail with an overflow.
+    /// Removes the lane. Queue pairs that still use it fail with an overflow.
     RemoveCompletionQueue {
         /// The queue.
         queue: CompletionQueueId,
@@ -76,7 +76,7 @@ pub enum Command {
     DestroyQueuePair {
         /// Its number.
         queue_pair: u32,
-        /// Told when the engine no longer knows it.
+        /// Receives a message when the engine has removed it.
         done: Option<Sender<()>>,
     },
     /// Takes a queue pair away at once: its connection is reset, nothing of it completes any more, and completions that have
@@ -91,7 +91,7 @@ pub enum Command {
     Connect(Box<ConnectParameters>),
     /// Answers a connection request with an idle queue pair. The outcome is a [`ConnectionEvent`].
     Accept(Box<AcceptParameters>),
-    /// Refuses a connection request.
+    /// Rejects a connection request.
     Reject {
         /// Which.
         request: RequestId,
@@ -116,7 +116,7 @@ pub enum Command {
         address: Option<IpAddr>,
         /// TCP port, not 0.
         port: u16,
-        /// Most requests that wait for accept; more are refused with a reset.
+        /// Most connections that wait for accept; further SYNs are ignored, and the peer retransmits them.
         backlog: u32,
         /// Where requests go.
         requests: EventSink<ConnectionRequest>,
@@ -133,41 +133,41 @@ pub enum Command {
         port: u16,
         /// Most connections that wait to be taken, those in their handshake included; further SYNs are ignored.
         backlog: u32,
-        /// How many wait to be taken, over all engines of the listener: those in `incoming` count themselves here.
+        /// Streams that wait to be taken, on all engines of the listener. Those in `incoming` count themselves here.
         waiting: Arc<AtomicU32>,
-        /// Wishes about the streams.
+        /// Options of the streams.
         options: StreamOptions,
         /// Where streams go.
         incoming: EventSink<IncomingStream>,
-        /// Told whether the port was free on this engine.
+        /// Receives whether the port was free on this engine.
         reply: Sender<Result<(), ControlError>>,
     },
-    /// Starts an active open of a plain stream. The outcome shows in what is shared with the application.
+    /// Opens a plain stream actively. The outcome appears in the state shared with the application.
     ConnectStream(Box<ConnectStreamParameters>),
-    /// Turns a plain stream into an RDMA stream.
+    /// Converts a plain stream into an RDMA stream.
     ConvertStream(Box<ConversionParameters>),
-    /// Turns Nagle's rule of a plain stream on or off.
+    /// Turns Nagle of a plain stream on or off.
     SetNagle {
         /// The stream. It has no handle yet if the command to open it waits in front of this one.
         stream: Arc<StreamShared>,
-        /// Whether small segments are held back.
+        /// Whether small segments are delayed.
         nagle: bool,
     },
-    /// Makes urgent what was written to a plain stream so far, and what its application will write next. It has to come before
-    /// those octets: what has left without the word cannot be made urgent any more.
+    /// Makes urgent what was written to a plain stream so far, and the octets that its application writes next. It must
+    /// precede those octets: once sent without the announcement, they cannot become urgent.
     SendUrgent {
         /// The stream's handle.
         handle: u64,
         /// Octets that are written next.
         octets: u64,
-        /// Told when that is done.
+        /// Receives a message when that is done.
         reply: Sender<()>,
     },
     /// Asks for the state of a plain stream's connection.
     StreamInfo {
         /// The stream's handle.
         handle: u64,
-        /// Where it goes; `None` when the connection is over.
+        /// Receives the state; `None` when the connection is over.
         reply: Sender<Option<TcpInfo>>,
     },
     /// Stops listening; requests that were not answered are reset.
@@ -177,14 +177,14 @@ pub enum Command {
     },
     /// Asks for a snapshot of counters, pools, connections and queue pairs.
     Stats {
-        /// Where it goes.
+        /// Receives the snapshot.
         reply: Sender<Box<EngineStats>>,
     },
     /// Asks for the state of one connection, like the kernel's TCP_INFO.
     TcpInfo {
         /// Queue pair of the connection.
         queue_pair: u32,
-        /// Where it goes; `None` without a connection.
+        /// Receives the state; `None` without a connection.
         reply: Sender<Option<TcpInfo>>,
     },
     /// Sets or clears deliberate faults of the port.
@@ -196,7 +196,7 @@ pub enum Command {
     StartCapture {
         /// The file, replaced if there.
         path: PathBuf,
-        /// Told whether the file could be opened.
+        /// Receives whether the file could be opened.
         reply: Sender<Result<(), ControlError>>,
     },
     /// Ends the capture and flushes the file.
@@ -205,7 +205,7 @@ pub enum Command {
     Shutdown {
         /// Longest wait.
         linger: Duration,
-        /// Told when the engine has no connection any more.
+        /// Receives the report when the engine has no connection left.
         done: Sender<ShutdownReport>,
     },
     /// Ends everything at once, as [`Engine::fail`](crate::Engine::fail) does.
@@ -218,14 +218,14 @@ pub enum Command {
 /// How a shutdown ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShutdownReport {
-    /// Connections that were still not done when the linger time was over, and were reset.
+    /// Connections that were not done after the linger time, and were reset.
     pub reset: usize,
-    /// Octets of them that the peers had not acknowledged.
+    /// Their octets that the peers had not acknowledged.
     pub octets_not_acknowledged: u64,
 }
 
-/// Counts a queue pair in its protection domain for as long as it is there: peers may invalidate an STag of the whole domain only
-/// while the domain has one (RFC 5040 §8.1.1).
+/// Counts a queue pair in its protection domain while it exists. Peers may invalidate an STag of the whole domain only
+/// while the domain has a single queue pair (RFC 5040 §8.1.1).
 #[derive(Debug)]
 pub struct Membership(Arc<AtomicU32>);
 
@@ -248,14 +248,14 @@ impl Drop for Membership {
     }
 }
 
-/// A queue pair as it is handed to an engine.
+/// A queue pair for an engine.
 #[derive(Debug)]
 pub struct QueuePairSetup {
-    /// Its number: unique in the context, below the engine's `limits.queue_pairs`, and its bit in the doorbells. Used again
-    /// when the queue pair is gone.
+    /// Its number: unique in the context, below the engine's `limits.queue_pairs`, and its index in the doorbells.
+    /// Reused when the queue pair is gone.
     pub number: u32,
-    /// Its stream for the scope of memory regions: never another's, so that what was registered for a queue pair that is gone
-    /// is not within reach of the next one with its number.
+    /// Its stream, for the scope of memory regions. Never reused, so regions of a destroyed queue pair are out of reach
+    /// of the next one with its number.
     pub stream: u32,
     /// Protection domain of the memory that it may use.
     pub domain: u32,
@@ -294,20 +294,21 @@ pub struct Abandoned {
     pub membership: Membership,
 }
 
-/// Wishes about the MPA start-up, of either role.
+/// MPA start-up options, either role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupOptions {
     /// Private data for the peer: at most 512 octets, 508 with revision 2.
     pub private_data: Vec<u8>,
-    /// Inbound Read Requests that we take at once; the engine's configured limit bounds it.
+    /// Inbound Read Requests that we serve at a time, bounded by the engine's configuration.
     pub ird: u16,
-    /// Reads that we want to have outstanding; the peer's IRD bounds it.
+    /// Outstanding Reads that we want, bounded by the peer's IRD.
     pub ord: u16,
-    /// MPA revision of a Request: 1 or 2. A Reply follows the Request.
+    /// MPA revision of a Request, 1 or 2. A Reply uses that of the Request.
     pub revision: u8,
-    /// The least reads outstanding that we can do with: if the peer's IRD is below it, there is no connection.
+    /// Least outstanding Reads that we accept: if the peer's IRD is below it, the connection fails.
     pub minimum_ord: u16,
-    /// An initiator's IRD and ORD go into its Request; if not, they are left to the applications (0x3FFF, RFC 6581 §9.1).
+    /// Whether an initiator's Request contains IRD and ORD. If not, they are left to the applications (0x3FFF, RFC 6581
+    /// §9.1).
     pub negotiate_reads: bool,
     /// Initiator: either side may speak first; the stream opens with a ready-to-receive indication (RFC 6581 §9.2).
     pub peer_to_peer: bool,
@@ -317,13 +318,13 @@ pub struct StartupOptions {
     pub ready_to_receive: ReadyToReceiveKinds,
     /// The optional operations that the applications of both sides have agreed to use.
     pub features: Features,
-    /// Ask the peer for markers in what it sends (RFC 5044 §4.3). What it asks for is done in any case.
+    /// Ask the peer to send markers (RFC 5044 §4.3). Markers that the peer asks for are always sent.
     pub markers: bool,
-    /// Ask for CRCs. They are off only if both sides do without.
+    /// Ask for CRCs. They are off only if neither side asks.
     pub crc: bool,
     /// Limit on the whole start-up: TCP handshake and MPA frames.
     pub timeout: Duration,
-    /// An initiator's pause between the peer's Reply and its own first FPDU, for peers that lose an early one.
+    /// Pause of an initiator between the peer's Reply and its first FPDU, for peers that lose an early one.
     pub first_fpdu_delay: Duration,
 }
 
@@ -359,7 +360,7 @@ pub struct ConnectParameters {
     pub local_address: Option<IpAddr>,
     /// Local TCP port, or one that the engine picks.
     pub local_port: Option<u16>,
-    /// Wishes about the start-up.
+    /// Options of the start-up.
     pub options: StartupOptions,
     /// Wishes about a second attempt, on a new TCP connection, if the peer ends the first before its Reply. Its time limit
     /// counts anew.
@@ -371,42 +372,42 @@ pub struct ConnectParameters {
 pub struct ConnectStreamParameters {
     /// Where to.
     pub remote: SocketAddr,
-    /// Local TCP port, or one that the engine picks.
+    /// Local TCP port; `None`: the engine chooses.
     pub local_port: Option<u16>,
-    /// Wishes about the stream.
+    /// Options of the stream.
     pub options: StreamOptions,
-    /// Limit on the handshake.
+    /// Time limit of the handshake.
     pub timeout: Duration,
-    /// The engine's part of the stream.
+    /// The engine's half of the stream.
     pub setup: StreamSetup,
 }
 
-/// A plain stream that is to become an RDMA stream.
+/// The conversion of a plain stream into an RDMA stream.
 #[derive(Debug)]
 pub struct ConversionParameters {
     /// The stream's handle.
     pub handle: u64,
-    /// The application's part of it: what was written goes out first, what was not read belongs to MPA.
+    /// The application's half. What was written leaves first; unread octets belong to MPA.
     pub ends: StreamEnds,
-    /// Where it goes back to if nothing was begun, or after a rejection; dropped if not.
+    /// Receives the half if the conversion does not start, or after a rejection; otherwise it is dropped.
     pub returned: Sender<StreamEnds>,
     /// This side's role.
     pub role: ConversionRole,
 }
 
-/// A side's role in the MPA start-up of what was a plain stream.
+/// A side's role in the MPA start-up of a plain stream.
 #[derive(Debug)]
 pub enum ConversionRole {
     /// Sends the Request. The outcome is a [`ConnectionEvent`] of the queue pair.
     Initiator {
         /// The idle queue pair.
         queue_pair: u32,
-        /// Wishes about the start-up.
+        /// Options of the start-up.
         options: StartupOptions,
     },
-    /// Awaits the Request.
+    /// Waits for the Request.
     Responder {
-        /// Where it goes; it is accepted or rejected like any other.
+        /// Receives the Request, which is accepted or rejected like any other.
         requests: EventSink<ConnectionRequest>,
         /// Longest wait for it.
         timeout: Duration,
@@ -420,11 +421,11 @@ pub struct AcceptParameters {
     pub request: RequestId,
     /// The idle queue pair, bound to the engine of the request.
     pub queue_pair: u32,
-    /// Wishes about the start-up.
+    /// Options of the start-up.
     pub options: StartupOptions,
 }
 
-/// Why a command could not be carried out.
+/// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {

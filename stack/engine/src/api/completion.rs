@@ -1,4 +1,4 @@
-//! Completions: what became of work.
+//! Completions: the results of work.
 
 /// What kind of work completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ pub enum CompletionOpcode {
     CompareSwap = 6,
     /// A window was bound, or an STag registered.
     Bind = 7,
-    /// An STag of ours was made invalid.
+    /// An STag of this side was invalidated.
     LocalInvalidate = 8,
     /// A Commit, with or without the Write before it.
     Commit = 9,
@@ -31,23 +31,23 @@ pub enum CompletionOpcode {
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Status {
-    /// As asked.
+    /// It succeeded.
     Success = 0,
     /// The incoming message was longer than the receive buffer.
     LocalLength = 1,
-    /// A local entry names memory that is not registered, is out of bounds or lacks a right; a window cannot be bound, or an
-    /// STag not be invalidated, as asked.
+    /// A local entry names memory that is not registered, is out of bounds or lacks a right; or a window cannot be
+    /// bound, or an STag not be invalidated.
     LocalProtection = 2,
-    /// The element itself is wrong (malformed, or an opcode that the queue pair does not do).
+    /// The element itself is invalid: malformed, or with an opcode that the queue pair does not support.
     LocalOperation = 3,
     /// The peer refused access to its memory: its Terminate named a protection fault.
     RemoteAccess = 4,
     /// The peer could not carry out the request: its Terminate named an operation fault.
     RemoteOperation = 5,
-    /// What the peer sent could not be accepted: bad CRC, header, message number.
+    /// The peer sent something unacceptable: a bad CRC, header or message number.
     PeerProtocol = 6,
-    /// Not done: the queue pair left the ready state before this work was finished. The memory of a receive, or of a Read, may
-    /// hold part of what was to come: take its contents for indeterminate (RFC 5040 §3.1).
+    /// Not executed: the queue pair left the ready state before. The memory of a receive or a Read may hold a part of
+    /// the data; its contents are indeterminate (RFC 5040 §3.1).
     Flushed = 7,
     /// The connection was lost: reset, or no answer within the user time-out.
     ConnectionLost = 8,
@@ -55,13 +55,13 @@ pub enum Status {
     CompletionQueueOverflow = 9,
     /// The device or its engine failed.
     Fatal = 10,
-    /// A Commit came back with a status that is no success ([`Completion::commit_status`]); or, for a receive, what the peer
-    /// wrote before could not be made durable. The connection goes on, and a received message is delivered.
+    /// A Commit failed with a status ([`Completion::commit_status`]); or, for a receive, what the peer wrote before
+    /// could not be made durable. The connection continues, and a received message is delivered.
     CommitFailed = 11,
 }
 
 impl Status {
-    /// Whether the work was done as asked.
+    /// Whether the work succeeded.
     pub const fn is_success(self) -> bool {
         matches!(self, Status::Success)
     }
@@ -106,17 +106,17 @@ pub struct Completion {
     pub opcode: CompletionOpcode,
     /// How it ended.
     pub status: Status,
-    /// More about it.
+    /// Flags.
     pub flags: CompletionFlags,
-    /// Immediate data, with [`CompletionFlags::IMMEDIATE`]; of an atomic operation that succeeded, what stood in the peer's
-    /// memory before; of a Commit, its status at the peer.
+    /// Immediate data, with [`CompletionFlags::IMMEDIATE`]; for a successful atomic operation, the original value in
+    /// the peer's memory; for a Commit, its status at the peer.
     pub immediate: u64,
 }
 
 const _: () = assert!(size_of::<Completion>() == 32);
 
 impl Default for Completion {
-    /// An empty place, for arrays that completions are polled into.
+    /// An empty completion, for arrays to poll into.
     fn default() -> Completion {
         Completion {
             id: 0,
@@ -149,8 +149,9 @@ impl Completion {
         (atomic && self.status.is_success()).then_some(self.immediate)
     }
 
-    /// How a Commit ended at the peer: 0 is success, any other value fails it. [`CommitStatus::from_code`](uwarp_memory::CommitStatus::from_code) knows what this
-    /// product means by it; the document gives no meaning.
+    /// The status of a Commit at the peer: 0 is success, any other value a failure.
+    /// [`CommitStatus::from_code`](uwarp_memory::CommitStatus::from_code) knows what this product means by it; the
+    /// document defines no meaning.
     pub fn commit_status(&self) -> Option<u32> {
         let answered = matches!(self.status, Status::Success | Status::CommitFailed);
         (self.opcode == CompletionOpcode::Commit && answered).then_some(self.immediate as u32)

@@ -1,16 +1,16 @@
-//! Settings of one engine. Plain values: files and flags are the concern of the crate above.
+//! Settings of one engine, as plain values. The crate above parses files and flags.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use crate::link::steering::Steering;
 
-/// Everything an engine is told when it is made.
+/// All settings of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Index of the engine in its context.
     pub index: u16,
-    /// Own addresses, at least one, of either version. A link-local address is added to IPv6 ones.
+    /// Own addresses, at least one, IPv4 or IPv6. A link-local address is added if there are IPv6 addresses.
     pub addresses: Vec<InterfaceAddress>,
     /// Frames to an own address stay in the engine. Without, they leave by the port: other processes have the same addresses, and
     /// what is behind the port tells them apart.
@@ -19,23 +19,24 @@ pub struct EngineConfig {
     pub gateway: Option<Ipv4Addr>,
     /// Next hop for IPv6 addresses outside of all prefixes.
     pub gateway6: Option<Ipv6Addr>,
-    /// Neighbours whose hardware address is known beforehand; never asked for, never forgotten.
+    /// Neighbours with configured hardware addresses, which are never resolved or forgotten.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
-    /// Solicitations that ask whether another host has an IPv6 address, a second each, before it is used
+    /// Solicitations, one a second, that check whether another host has an IPv6 address before it is used
     /// (DupAddrDetectTransmits of RFC 4862 §5.1). 0 uses it at once.
     pub duplicate_address_detection: u8,
-    /// Tag control information (number and priority) of the VLAN that all frames belong to; others are dropped. Without, frames
-    /// have no tag.
+    /// Tag control information (number and priority) of the VLAN of all frames; other frames are dropped. `None`:
+    /// frames have no tag.
     pub vlan: Option<u16>,
-    /// Settings of every TCP connection. `mss` is lowered to what the port's MTU can carry.
+    /// Settings of every TCP connection. `mss` is lowered to fit the port's MTU.
     pub tcp: uwarp_tcp::Config,
     /// Settings of the MPA layer and above.
     pub iwarp: IwarpConfig,
-    /// Caps on objects.
+    /// Limits on objects.
     pub limits: Limits,
     /// Budgets in buffers.
     pub budgets: Budgets,
-    /// How the device spreads packets over its queues, where it tells: active opens choose a port whose packets come to our queue.
+    /// How the device distributes packets over its queues, if known: active opens choose a port whose packets arrive at
+    /// our queue.
     pub steering: Option<Steering>,
     /// First and last TCP port for active opens.
     pub ephemeral_ports: (u16, u16),
@@ -43,8 +44,8 @@ pub struct EngineConfig {
     pub seed: u64,
     /// Secret of the initial sequence numbers (RFC 6528) and of the flow table's hash.
     pub secret: [u64; 2],
-    /// Secret of the SYN cookies, one for all engines of a context: the answer to a cookie may come to another one. So has to be
-    /// `tcp.timestamp_offset`.
+    /// Secret of the SYN cookies, the same for all engines of a context, since another one may get the answer. The same
+    /// holds for `tcp.timestamp_offset`.
     pub cookie_secret: [u64; 2],
 }
 
@@ -60,28 +61,28 @@ pub struct InterfaceAddress {
 /// Settings of the iWARP layers.
 #[derive(Debug, Clone)]
 pub struct IwarpConfig {
-    /// Most inbound Read Requests that a queue pair takes at once.
+    /// Most inbound Read Requests that a queue pair serves at a time.
     pub max_ird: u16,
     /// Most reads that a queue pair may have outstanding.
     pub max_ord: u16,
-    /// Ask for CRCs as Responder. They are off only if both sides do without.
+    /// Ask for CRCs as Responder. They are off only if neither side asks.
     pub crc: bool,
-    /// Limit on a passive start-up: from SYN to the MPA Request, and again, if it is peer-to-peer, from accept to the
-    /// ready-to-receive indication. If it is not, a Responder may wait for its peer's first FPDU without limit, until it
-    /// disconnects with work posted, which has to wait for that: from then on it waits so long.
+    /// Time limit of a passive start-up: from SYN to the MPA Request; and, if it is peer-to-peer, from accept to the
+    /// ready-to-receive indication. Otherwise a Responder waits for its peer's first FPDU without limit, until it
+    /// disconnects with posted work: then this limit starts.
     pub startup_timeout: Duration,
-    /// After a Terminate of ours was sent: how long input is read before the connection is reset.
+    /// How long input is read after a Terminate before the connection is reset.
     pub terminate_drain: Duration,
-    /// Most octets of one ULPDU that is sent; the largest is what fits into one segment anyway.
+    /// Most octets of a sent ULPDU. Usually the segment size is the smaller limit.
     pub max_ulpdu: u16,
-    /// Longest wait for the store of a durable region before a commit is answered with a status of its own. It begins anew
-    /// whenever the oldest commit of the stream gets on.
+    /// Longest wait for the store of a durable region before a commit fails with a status of its own. It starts again
+    /// whenever the stream's oldest commit makes progress.
     pub commit_timeout: Duration,
-    /// Octets that the commits of one stream may have at the stores at once, at least a page (4 KiB). The rest of a commit, and
-    /// commits behind it, wait; all of a share is synced.
+    /// Most octets of one stream's commits at the stores at a time, at least a page (4 KiB). The rest of a commit, and
+    /// later commits, wait. Each share is synced.
     pub commit_share: u64,
-    /// Answer the commit of a region that is not durable with a status of its own. The document wants success, which promises
-    /// nothing then (draft-talpey-rdma-commit §2.1).
+    /// Answer the commit of a region that is not durable with a status of its own. The document asks for success, which
+    /// promises nothing in that case (draft-talpey-rdma-commit §2.1).
     pub strict_commit: bool,
 }
 
@@ -101,28 +102,28 @@ impl Default for IwarpConfig {
     }
 }
 
-/// Caps on objects. Reaching one refuses the newcomer.
+/// Limits on objects. A new object beyond one is refused.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections, those in TIME-WAIT not included.
+    /// Connections, without those in TIME-WAIT.
     pub connections: u32,
-    /// Passive connections whose handshake is not done. Beyond it SYNs are answered with cookies (RFC 4987 §3.6), and cost no
+    /// Passive connections in their handshake. Further SYNs are answered with cookies (RFC 4987 §3.6), which take no
     /// memory.
     pub half_open: u32,
-    /// Connections in TIME-WAIT; beyond it those that have waited longest are forgotten.
+    /// Connections in TIME-WAIT. Beyond it, those that have waited longest are dropped.
     pub time_wait: u32,
-    /// Queue pairs; also the bound of their numbers.
+    /// Queue pairs, and the bound of their numbers.
     pub queue_pairs: u32,
     /// Listeners.
     pub listeners: u32,
     /// Entries of the neighbour table.
     pub neighbours: u32,
-    /// Octets of fragments that wait for others, each packet's administration included; 0 drops every fragment.
+    /// Octets of incomplete packets in fragments, overhead included; 0 drops every fragment.
     pub reassembly_octets: u32,
-    /// ICMP errors sent in a second (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)); a tenth of it at once.
+    /// ICMP errors sent a second (RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)); the burst is a tenth of it.
     pub icmp_errors: u32,
-    /// Octets a second that a peer has to take of what it is sent: while transmit buffers are short, by the connection that holds
-    /// most of them (RFC 6429), and of a plain stream that its application has left. A slower connection ends.
+    /// Least octets a second that a peer must acknowledge: of the connection that holds most transmit buffers while
+    /// they are short (RFC 6429), and of a plain stream that its application has left. A slower connection ends.
     pub least_rate: u32,
 }
 
@@ -149,29 +150,31 @@ impl Default for Limits {
     }
 }
 
-/// Frames that a connection may send in one turn, however many others have something to send.
+/// Frames that a connection may always send in a turn, however many others want to send.
 const LEAST_FRAMES: u32 = 8;
 
-/// Budgets in buffers, so that one connection, or all together, cannot exhaust a pool.
+/// Budgets, so that no connection, nor all together, can exhaust a pool.
 #[derive(Debug, Clone)]
 pub struct Budgets {
-    /// Buffers of received frames that all connections together may hold out of order. `None`: half of the receive pool.
+    /// Most buffers of received frames that all connections together hold out of order. `None`: half of the receive
+    /// pool.
     pub out_of_order: Option<u32>,
-    /// Transmit buffers that no record may take: left for ACK, RST, Terminate and retransmission. `None`: an eighth of
-    /// the transmit pool, at least 8.
+    /// Transmit buffers that records must leave free, for ACK, RST, Terminate and retransmission. `None`: an eighth of
+    /// the transmit pool, 8 to 256.
     pub transmit_reserve: Option<u32>,
-    /// Frames waiting for the device before no more are made.
+    /// Frames waiting for the device beyond which no more are made.
     pub transmit_backlog: u32,
-    /// Frames that one connection may send in one turn. Connections that all want more share them, down to 8 for each.
+    /// Most frames that a connection sends in a turn. Connections that all want more share them, down to 8 each.
     pub frames_per_connection: u32,
-    /// Octets of memory that FPDUs of all connections may take of which some pieces have come and others not. A stream that would
-    /// need more ends.
+    /// Octets of memory for incomplete FPDUs of all connections. A stream that would exceed it ends, or makes an older
+    /// one end.
     pub gather_octets: u64,
 }
 
 impl Budgets {
-    /// Frames that a connection may send in one turn when so many had more to send in the last one: together about as many as one
-    /// alone, so that a short answer does not wait behind as many long ones as there are peers that want everything.
+    /// Frames that a connection may send in a turn if `greedy` connections had more to send in the last one. Together
+    /// they send about as many as one alone could, so a short answer does not wait behind as many long ones as there
+    /// are greedy peers.
     #[inline]
     pub(crate) fn frames_each(&self, greedy: u32) -> u32 {
         if greedy < 2 {
@@ -194,7 +197,7 @@ impl Default for Budgets {
 }
 
 impl EngineConfig {
-    /// Settings with defaults for everything but the address.
+    /// Settings with defaults for everything except the address.
     pub fn new(index: u16, address: impl Into<IpAddr>, prefix_length: u8) -> EngineConfig {
         EngineConfig {
             index,

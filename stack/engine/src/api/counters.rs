@@ -1,8 +1,8 @@
-//! What an engine counts.
+//! The counters of an engine.
 
 use crate::api::stats::{DROP_REASONS, Wakeups};
 
-/// Counters since the engine was made.
+/// Counters since the engine was created.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counters {
     pub(crate) turns: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Counters {
     pub(crate) crc_errors: u64,
     pub(crate) retransmissions: u64,
     pub(crate) retransmission_copies: u64,
-    /// Of connections that are gone; those that live have their own.
+    /// For connections that are gone; live ones count for themselves.
     pub(crate) sack_segments_walked: u64,
     pub(crate) timeouts: u64,
     pub(crate) pure_acknowledgments: u64,

@@ -1,4 +1,4 @@
-//! What an engine tells applications, and why connections fail and end.
+//! Events for applications, and why connections fail and end.
 
 use crate::api::command::{CompletionQueueId, ListenerId, RequestId};
 use crate::api::work::Status;
@@ -8,12 +8,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uwarp_ring::Notifier;
 
-/// A peer asks for a connection.
+/// A peer's request for a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionRequest {
     /// Handle for accept and reject.
     pub request: RequestId,
-    /// The listener; `None` for what was a plain stream.
+    /// The listener; `None` for the conversion of a plain stream.
     pub listener: Option<ListenerId>,
     /// The peer's address.
     pub peer: SocketAddr,
@@ -21,9 +21,9 @@ pub struct ConnectionRequest {
     pub local: SocketAddr,
     /// The peer's private data.
     pub private_data: Vec<u8>,
-    /// The peer's IRD, if it said so (MPA revision 2).
+    /// The peer's IRD, if the Request contains it (MPA revision 2).
     pub ird: Option<u16>,
-    /// The peer's ORD, if it said so (MPA revision 2).
+    /// The peer's ORD, if the Request contains it (MPA revision 2).
     pub ord: Option<u16>,
     /// MPA revision of the Request.
     pub revision: u8,
@@ -31,7 +31,7 @@ pub struct ConnectionRequest {
     pub peer_to_peer: bool,
 }
 
-/// What happens to a queue pair's connection.
+/// An event of a queue pair's connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionEvent {
     /// The stream is in full operation.
@@ -47,18 +47,18 @@ pub enum ConnectionEvent {
         /// The ORD that the peer wants, if it says so (MPA revision 2).
         peer_ord: Option<u16>,
     },
-    /// No stream came about. The queue pair is idle again.
+    /// The connection failed. The queue pair is idle again.
     Failed {
         /// Which queue pair.
         queue_pair: u32,
-        /// Why.
+        /// The reason.
         reason: ConnectFailure,
     },
-    /// The stream is over; all work has been completed or flushed.
+    /// The stream is over; all work has completed or was flushed.
     Disconnected {
         /// Which queue pair.
         queue_pair: u32,
-        /// Why.
+        /// The reason.
         reason: DisconnectReason,
     },
 }
@@ -74,7 +74,7 @@ pub struct EstablishedEvent {
     pub local: SocketAddr,
     /// The peer's private data (of its Reply, or of its Request).
     pub private_data: Vec<u8>,
-    /// Inbound Read Requests that we take at once.
+    /// Inbound Read Requests that we serve at a time.
     pub ird: u16,
     /// Reads that we may have outstanding.
     pub ord: u16,
@@ -92,14 +92,14 @@ pub struct EstablishedEvent {
     pub crc: bool,
 }
 
-/// Why no stream came about.
+/// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectFailure {
     /// Reset in answer to our SYN.
     #[error("the peer refused the connection: nothing listens on that port, or its backlog is full")]
     Refused,
-    /// Nothing within the time limit.
+    /// No answer within the time limit.
     #[error("no answer within the time limit")]
     TimedOut,
     /// The next hop's hardware address could not be resolved.
@@ -131,10 +131,10 @@ pub enum ConnectFailure {
     /// A limit of the configuration is reached.
     #[error("the configured limit of connections is reached: raise limits")]
     Limit,
-    /// The queue pair is unknown, not idle, or its completion queues are not there.
+    /// The queue pair is unknown or not idle, or its completion queues do not exist.
     #[error("the queue pair is not idle")]
     QueuePair,
-    /// The connection request is gone: the peer left, or it was answered before.
+    /// The connection request is gone: the peer left, or it was answered already.
     #[error("the connection request is gone")]
     RequestGone,
     /// The address family or value is not supported.
@@ -165,7 +165,7 @@ pub struct TerminateCode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// We disconnected, and all was acknowledged.
+    /// This side disconnected, and everything was acknowledged.
     Local,
     /// The peer closed in order, on a message boundary.
     PeerClosed,
@@ -185,18 +185,18 @@ pub enum DisconnectReason {
     LocalError(Status),
 }
 
-/// What the application ought to know although no call of its own told it.
+/// An event that no call of the application reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A queue pair went to the error state for another reason than a disconnect.
+    /// A queue pair went to the error state, other than by a disconnect.
     QueuePairFatal {
         /// Which queue pair.
         queue_pair: u32,
-        /// Status that the failing work got.
+        /// Status of the failed work.
         status: Status,
     },
-    /// A connection failed after Sends or Writes had been completed: the peer did not acknowledge all of them.
+    /// A connection failed after Sends or Writes had completed: the peer did not acknowledge all of them.
     OctetsNotAcknowledged {
         /// Which queue pair.
         queue_pair: u32,
@@ -207,22 +207,22 @@ pub enum AsyncEvent {
     PeerTerminated {
         /// Which queue pair.
         queue_pair: u32,
-        /// What it says.
+        /// The Terminate's code.
         code: TerminateCode,
     },
-    /// A completion queue had no room. Nothing was lost; the queue pair goes to the error state.
+    /// A completion queue is full. Nothing was lost; the queue pair goes to the error state.
     CompletionQueueOverflow {
         /// The queue.
         queue: CompletionQueueId,
         /// The queue pair whose completion did not fit.
         queue_pair: u32,
     },
-    /// A shared receive queue has fewer receives than the limit that was set. The limit is not set any more.
+    /// A shared receive queue has fallen below its limit, which is then unset.
     SharedReceivesLow {
         /// The queue.
         queue: SharedReceiveQueueId,
     },
-    /// A peer sent more than the share of a shared receive queue that its queue pair may have; the stream was ended for it.
+    /// A peer sent more than its queue pair's share of a shared receive queue, and the stream was ended.
     SharedReceivesExceeded {
         /// The queue.
         queue: SharedReceiveQueueId,
@@ -242,7 +242,7 @@ pub enum AsyncEvent {
         /// Why.
         cause: String,
     },
-    /// Another host has an address of ours. An IPv6 address that was being checked is not used then; any other is kept.
+    /// Another host has an address of ours. An IPv6 address that was being checked is given up; any other is kept.
     AddressConflict {
         /// The address.
         address: std::net::IpAddr,
@@ -323,7 +323,7 @@ impl<T> EventSink<T> {
         EventSink { sender, notifier }
     }
 
-    /// Hands over one event. Nobody listening any more is not an error: the event is dropped.
+    /// Sends one event. It is dropped if nobody receives any more.
     pub fn send(&self, event: T) {
         if self.sender.send(event).is_ok()
             && let Some(notifier) = &self.notifier

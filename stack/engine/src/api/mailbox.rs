@@ -1,4 +1,4 @@
-//! The mailbox.
+//! The mailbox: executes commands.
 
 use std::net::IpAddr;
 
@@ -12,11 +12,11 @@ use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::QueuePair;
 
-/// Most commands carried out in one turn.
+/// Most commands executed in one turn.
 const COMMANDS_PER_TURN: usize = 64;
 
 impl<P: Port> Core<P> {
-    /// Carries out what lies in the mailbox. True if there was anything.
+    /// Executes the commands in the mailbox. True if there were any.
     #[inline]
     pub(crate) fn run_commands(&mut self) -> bool {
         if self.control.commands.is_empty() {

@@ -1,4 +1,4 @@
-//! Between the engine and the rest of the program: the mailbox, the formats of work and completions, settings, statistics.
+//! The engine's interface: commands and events, formats of work and completions, settings, statistics.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ pub(crate) mod snapshot;
 pub mod stats;
 pub mod work;
 
-/// What comes from applications, and where they learn of what happens.
+/// The state of this room: what comes from applications, and where events go.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) commands: Receiver<Command>,
     pub(crate) events: EventSink<AsyncEvent>,
     pub(crate) doorbells: Arc<Doorbells>,
-    /// Queue pairs and plain streams that have been rung for and were not looked at yet.
+    /// Queue pairs and plain streams whose doorbells rang and that were not served yet.
     pub(crate) rung: Vec<u32>,
     pub(crate) shutdown: Option<Shutdown>,
 }

@@ -1,4 +1,4 @@
-//! Snapshots for people.
+//! Snapshots of an engine's state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl<P: Port> Core<P> {
         self.connections.table.get(index).map(tcp_info)
     }
 
-    /// The one place where counters of work come together.
+    /// Collects the counters of work.
     pub(crate) fn work_done(&self) -> Work {
         let counters = &self.counters;
         Work {
@@ -123,7 +123,7 @@ impl<P: Port> Core<P> {
             octets_sent: counters.octets_sent,
             fpdus_received: counters.fpdus_received,
             fpdus_gathered: counters.fpdus_gathered,
-            // Looked up and not taken from the count that the budget goes by.
+            // Counted anew, independently of the count for the budget.
             gather_octets: self.connections.table.iter().map(|(_, one)| one.gather.capacity() as u64).sum(),
             fpdus_sent: counters.fpdus_sent,
             crc_errors: counters.crc_errors,

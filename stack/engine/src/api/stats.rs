@@ -1,4 +1,4 @@
-//! Snapshots of what goes on inside an engine: plain values that can be serialised.
+//! Statistics of an engine: plain values that can be serialised.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use crate::link::port::PoolLevels;
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Why a received frame, or its payload, went no further. Each has a counter.
+        /// Why a received frame, or its payload, was dropped. Each reason has a counter.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum DropReason {
@@ -41,15 +41,15 @@ drop_reasons! {
     NotForUs = "not-for-us",
     /// Not for our IP address.
     WrongAddress = "wrong-address",
-    /// An IP fragment that cannot be used: it overlaps another, came too late, or is beyond the budget.
+    /// An IP fragment that cannot be used: it overlaps another, is late, or exceeds the budget.
     Fragment = "fragment",
-    /// Of another VLAN, or without the tag that the port's VLAN has.
+    /// Of another VLAN, or without the tag of the port's VLAN.
     WrongVlan = "wrong-vlan",
-    /// An ICMP error that speaks of no connection of ours, or of nothing that is in flight.
+    /// An ICMP error about an unknown connection, or about nothing that is in flight.
     IcmpForged = "icmp-forged",
-    /// A message that a packet was too big which tells nothing new, or asks for less than IPv6 allows.
+    /// A packet-too-big message without news, or below IPv6's minimum.
     IcmpStale = "icmp-stale",
-    /// A Neighbor Discovery message that came from beyond the link, or that is not for us.
+    /// A Neighbor Discovery message from beyond the link, or not for us.
     BadDiscovery = "bad-discovery",
     /// A protocol that the engine does not speak.
     UnknownProtocol = "unknown-protocol",
@@ -59,8 +59,8 @@ drop_reasons! {
     BacklogFull = "backlog-full",
     /// A SYN when the limit of connections is reached.
     ConnectionLimit = "connection-limit",
-    /// A SYN of which the other engines could not be told: the table of all their flows has no room, or another one has it
-    /// since a moment ago.
+    /// A SYN whose flow could not be claimed: the table of all engines' flows is full, or another engine has just
+    /// claimed it.
     NotEntered = "not-entered",
     /// TCP: outside the receive window.
     OutOfWindow = "out-of-window",
@@ -76,11 +76,11 @@ drop_reasons! {
     Challenged = "challenged",
     /// TCP: not acceptable in the connection's state.
     BadState = "bad-state",
-    /// Payload for a stream that takes no more input.
+    /// Payload for a stream that accepts no more input.
     StreamEnded = "stream-ended",
     /// For another engine, whose ring is full.
     HandoffFull = "handoff-full",
-    /// No buffer for an answer.
+    /// No buffer for a reply.
     NoTransmitBuffer = "no-transmit-buffer",
 }
 
@@ -89,7 +89,7 @@ pub const DROP_REASONS: usize = DropReason::ALL.len();
 
 macro_rules! work {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Work that peers cause, in units on which a cost can be put. Counted since the engine was made.
+        /// Work that peers cause, in units that have a cost. Counted since the engine was created.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
         #[serde(rename_all = "kebab-case", default)]
         pub struct Work {
@@ -97,7 +97,7 @@ macro_rules! work {
         }
 
         impl Work {
-            /// What was added since `earlier`.
+            /// The difference to `earlier`.
             pub fn since(&self, earlier: &Work) -> Work {
                 Work { $($name: self.$name - earlier.$name,)* }
             }
@@ -114,15 +114,15 @@ work! {
     frames_sent,
     /// Octets of frames built.
     octets_sent,
-    /// Connections visited because of something that concerns other connections too: a path's MTU, a neighbour's address.
+    /// Connections visited for an event that concerns several: a path's MTU, a neighbour's address.
     connections_scanned,
     /// Next hops looked up again because the neighbour table changed.
     neighbour_lookups,
-    /// Octets copied to put FPDUs together that arrive in pieces, growth of their buffers included.
+    /// Octets copied to assemble FPDUs that arrive in pieces, including copies when buffers grow.
     octets_gathered,
-    /// Places of the tables of connections and of TIME-WAITs passed over since other flows have them.
+    /// Occupied places passed in searches of the tables of connections and of TIME-WAIT.
     flow_probes,
-    /// Sent segments looked at to process SACK blocks and to find losses.
+    /// Sent segments visited to process SACK blocks and to find losses.
     sack_segments_walked,
 }
 
@@ -136,7 +136,7 @@ pub struct TcpInfo {
     pub smoothed_rtt_ns: u64,
     /// Its mean deviation in nanoseconds.
     pub rtt_variation_ns: u64,
-    /// Smallest round-trip time of late, in nanoseconds.
+    /// Smallest recent round-trip time, in nanoseconds.
     pub minimum_rtt_ns: u64,
     /// Retransmission time-out in nanoseconds.
     pub retransmission_timeout_ns: u64,
@@ -156,11 +156,11 @@ pub struct TcpInfo {
     pub unsent: u64,
     /// Octets that the peer has out of order.
     pub selectively_acknowledged: u64,
-    /// Octets held for lost and not sent again yet.
+    /// Octets considered lost and not retransmitted yet.
     pub lost: u64,
     /// Octets sent, retransmissions included.
     pub octets_sent: u64,
-    /// Octets sent again.
+    /// Octets retransmitted.
     pub octets_retransmitted: u64,
     /// Octets acknowledged by the peer.
     pub octets_acknowledged: u64,
@@ -170,15 +170,15 @@ pub struct TcpInfo {
     pub segments_sent: u64,
     /// Segments received.
     pub segments_received: u64,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub retransmissions: u64,
-    /// Sent segments looked at to process SACK blocks and to find losses.
+    /// Sent segments visited to process SACK blocks and to find losses.
     pub sack_segments_walked: u64,
     /// Retransmission time-outs.
     pub timeouts: u64,
-    /// Probes for losses at the end of a flight.
+    /// Tail loss probes.
     pub tail_loss_probes: u64,
-    /// Times that loss recovery began without a time-out.
+    /// Loss recoveries that began without a time-out.
     pub fast_recoveries: u64,
     /// Buffers held out of order.
     pub out_of_order_buffers: u64,
@@ -198,9 +198,9 @@ pub struct ConnectionStats {
     pub queue_pair: Option<u32>,
     /// Phase of the iWARP stream.
     pub phase: String,
-    /// Transmit buffers that it holds: records that are not acknowledged.
+    /// Transmit buffers that it holds: unacknowledged records.
     pub transmit_buffers: u64,
-    /// Octets that the pieces of an FPDU take.
+    /// Octets of memory for an incomplete FPDU.
     pub gather_octets: u64,
     /// Its TCP.
     pub tcp: TcpInfo,
@@ -244,7 +244,7 @@ pub struct EngineStats {
     pub index: u16,
     /// Turns.
     pub turns: u64,
-    /// Turns that had something to do.
+    /// Turns that had work.
     pub busy_turns: u64,
     /// Sleeps, by what ended them.
     pub wakeups: Wakeups,
@@ -258,37 +258,37 @@ pub struct EngineStats {
     pub frames_sent: u64,
     /// Octets sent.
     pub octets_sent: u64,
-    /// FPDUs received whole and right.
+    /// Complete, valid FPDUs received.
     pub fpdus_received: u64,
-    /// FPDUs received in several pieces and put together.
+    /// FPDUs that arrived in several pieces.
     pub fpdus_gathered: u64,
-    /// Octets of memory that FPDUs take of which some pieces have come and others not.
+    /// Octets of memory for incomplete FPDUs.
     pub gather_octets: u64,
     /// FPDUs built.
     pub fpdus_sent: u64,
     /// FPDUs with a wrong CRC.
     pub crc_errors: u64,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub retransmissions: u64,
-    /// Retransmissions that needed a copy since the device still held the buffer.
+    /// Retransmissions that needed a copy, because the device still held the buffer.
     pub retransmission_copies: u64,
     /// Retransmission time-outs.
     pub timeouts: u64,
     /// Frames of pure acknowledgments.
     pub pure_acknowledgments: u64,
-    /// Frames of several segments, left to the device to cut.
+    /// Frames of several segments that the device had to cut.
     pub frames_to_be_cut: u64,
-    /// SYNs answered with a cookie, since the limit of half-open connections was reached.
+    /// SYNs answered with a cookie, because too many connections were half open.
     pub cookies_sent: u64,
     /// Connections that a cookie opened.
     pub cookies_accepted: u64,
-    /// Segments that could have been the answer to a cookie, and fitted none.
+    /// Segments that could have answered a cookie, and matched none.
     pub cookies_wrong: u64,
-    /// Segments that were not compared with a cookie, since too many in the name of their address had fitted none.
+    /// Segments that were not compared with cookies, because too many from their address had matched none.
     pub cookies_not_compared: u64,
     /// Connections in TIME-WAIT now.
     pub time_wait: u64,
-    /// TimeWaits that were cut short because too many connections were in TIME-WAIT.
+    /// Connections whose TIME-WAIT was cut short because too many were waiting.
     pub time_wait_cut_short: u64,
     /// Resets sent for segments without a connection.
     pub resets_sent: u64,
@@ -300,24 +300,24 @@ pub struct EngineStats {
     pub handed_off: u64,
     /// Frames that other engines handed to this one.
     pub taken_over: u64,
-    /// Times that a path's MTU was lowered.
+    /// Times that a path MTU was lowered.
     pub path_mtu_changes: u64,
-    /// Messages about a path's MTU that were doubted at first.
+    /// Messages about a path MTU that were doubted at first.
     pub path_mtu_doubts: u64,
-    /// MTU of the paths that take less than the port, by destination.
+    /// MTU of the paths with a smaller one than the port, by destination.
     pub path_mtus: BTreeMap<String, u16>,
-    /// Fragmented packets put together.
+    /// Fragmented packets reassembled.
     pub reassembled: u64,
-    /// Octets of fragments that wait for others.
+    /// Octets of incomplete packets in fragments.
     pub fragment_octets: u64,
-    /// Fragments that wait for others. Counted when it is asked for, not kept.
+    /// Fragments stored. Counted on demand.
     pub fragments: u64,
     /// Echoes answered.
     pub echoes: u64,
-    /// Packets in which another host spoke for an address of ours.
+    /// Packets in which another host claimed an address of ours.
     pub address_conflicts: u64,
-    /// Octets that commits have written to stores, or written back in persistent memory. What several commits of a region ask for
-    /// together is counted once.
+    /// Octets that commits have written to stores or written back in persistent memory. Octets that several commits of
+    /// a region share are counted once.
     pub commit_octets: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
@@ -327,26 +327,26 @@ pub struct EngineStats {
     pub connections_opened: u64,
     /// Connections ended.
     pub connections_closed: u64,
-    /// Connections ended because they had buffers, memory or places that others needed.
+    /// Connections ended because others needed their buffers, memory or places.
     pub evicted: u64,
-    /// Completions that did not fit into their queue at once.
+    /// Completions that did not fit into their queue.
     pub completion_overflows: u64,
     /// Work that peers caused.
     pub work: Work,
-    /// Drops by reason, without those that never happened.
+    /// Drops by reason; reasons that never occurred are left out.
     pub drops: BTreeMap<String, u64>,
-    /// Faults that the port was told to make, by kind.
+    /// Deliberate faults of the port, by kind.
     pub faults: BTreeMap<String, u64>,
-    /// Buffers free and in all.
+    /// Free and total buffers.
     pub pools: PoolLevels,
     /// Buffers held: out-of-order payload and unacknowledged records.
     pub buffers_held: u64,
-    /// Connections, those in TIME-WAIT included.
+    /// Connections, including those in TIME-WAIT.
     pub flows: u64,
-    /// Octets of memory that connections take, with what hangs on them. Left out are buffers of frames, rings to applications, and
-    /// connections in TIME-WAIT. Counted when it is asked for, not kept.
+    /// Octets of memory of connections and what belongs to them, without frame buffers, rings to applications, and
+    /// connections in TIME-WAIT. Counted on demand.
     pub connection_octets: u64,
-    /// Neighbours known.
+    /// Neighbours in the table.
     pub neighbours: u64,
     /// Connections.
     pub connections: Vec<ConnectionStats>,

@@ -1,4 +1,4 @@
-//! Work queue elements and completions as they lie in the rings between an application thread and an engine.
+//! Work queue elements and completions, as they are in the rings between an application thread and an engine.
 //!
 //! A ring holds slots of one cache line. An element takes one slot, and extension slots directly behind it when it
 //! has more scatter/gather entries or inline octets than fit:
@@ -8,10 +8,10 @@
 //! | first | head (4 words), 2 entries or 32 inline octets | head (2 words), 3 entries |
 //! | each further | 4 entries or 64 inline octets | 4 entries |
 //!
-//! The ring is itself the list of outstanding work: the engine reads elements where they lie and releases their slots
-//! only when they complete, in posting order. So the depth of a queue, counted in slots, bounds its outstanding work.
+//! The ring is the list of outstanding work: the engine reads elements in place and releases their slots only when they
+//! complete, in posting order. So the depth of a queue, counted in slots, bounds its outstanding work.
 //!
-//! Everything here is plain data: a malformed element (which only a defect of the poster can produce) decodes to an
+//! Everything here is plain data. A malformed element, which only a defect of the poster can produce, decodes to an
 //! error value and fails as [`Status::LocalOperation`].
 
 use uwarp_memory::Access;
@@ -68,12 +68,12 @@ pub enum SendOpcode {
     /// Immediate Data (RFC 7306 §6), and with a flag Immediate Data with Solicited Event. The data is the element's
     /// remote offset.
     Immediate = 3,
-    /// An RDMA Write and Immediate Data behind it, as one piece of work. See [`SendElement::immediate_entry`].
+    /// An RDMA Write followed by Immediate Data, as one work request. See [`SendElement::immediate_entry`].
     WriteImmediate = 4,
-    /// Binds a window, or registers an STag that was allocated for it: to the element's entries, which lie behind each other
-    /// from the remote offset on. Nothing is sent. See [`SendElement::rights_entry`].
+    /// Binds a window, or registers an STag allocated for that, to the element's entries, which are consecutive from
+    /// the remote offset on. Nothing is sent. See [`SendElement::rights_entry`].
     Bind = 5,
-    /// Makes an STag of ours invalid. Nothing is sent.
+    /// Invalidates an STag of this side. Nothing is sent.
     LocalInvalidate = 6,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
     Read = 7,
@@ -85,12 +85,12 @@ pub enum SendOpcode {
     /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
     /// Response.
     Commit = 10,
-    /// An RDMA Write and a Commit of what it wrote behind it, as one piece of work, completed by the Commit Response.
+    /// An RDMA Write followed by a Commit of what it wrote, as one work request, completed by the Commit Response.
     WriteCommit = 11,
 }
 
 impl SendOpcode {
-    /// Whether it is a Send or Write, which are the common ones.
+    /// Whether it is a Send or Write, the common operations.
     #[inline]
     pub const fn is_send_or_write(self) -> bool {
         self as u8 <= SendOpcode::Write as u8
@@ -102,7 +102,7 @@ impl SendOpcode {
         self as u8 >= SendOpcode::Read as u8
     }
 
-    /// Whether it is done here and nothing is sent.
+    /// Whether it is executed locally, and nothing is sent.
     #[inline]
     pub const fn is_local(self) -> bool {
         matches!(self, SendOpcode::Bind | SendOpcode::LocalInvalidate)
@@ -132,7 +132,7 @@ impl SendOpcode {
 pub struct SendFlags(u8);
 
 impl SendFlags {
-    /// A completion is wanted on success too. Failed work is always signalled.
+    /// Generate a completion on success too. A failure always generates one.
     pub const SIGNALLED: SendFlags = SendFlags(1);
     /// The payload lies in the element itself.
     pub const INLINE: SendFlags = SendFlags(2);
@@ -163,14 +163,14 @@ impl SendFlags {
 /// The head of a send element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendElement {
-    /// The poster's identifier, handed back in the completion.
+    /// The poster's identifier, returned in the completion.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub opcode: SendOpcode,
-    /// How.
+    /// Flags.
     pub flags: SendFlags,
-    /// Remote STag of a Write or Read; STag to invalidate at the peer of a [`SendOpcode::SendInvalidate`]; STag of ours that a
-    /// local operation is about.
+    /// Remote STag of a Write or Read; the peer's STag that a [`SendOpcode::SendInvalidate`] invalidates; this side's
+    /// STag for a local operation.
     pub stag: u32,
     /// Remote tagged offset of a Write or Read; tagged offset of a window's first octet.
     pub remote_offset: u64,
@@ -183,11 +183,11 @@ pub struct SendElement {
 /// Operands of an atomic operation, as the inline data of its element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AtomicOperands {
-    /// What is added or swapped in.
+    /// The value to add or swap in.
     pub add_swap: u64,
     /// Add mask or swap mask.
     pub add_swap_mask: u64,
-    /// What is compared with.
+    /// The value to compare with.
     pub compare: u64,
     /// The bits that are compared.
     pub compare_mask: u64,
@@ -230,24 +230,24 @@ impl AtomicOperands {
     }
 }
 
-/// An element that no poster of this crate writes.
+/// An element that this crate never writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed work queue element")]
 pub struct MalformedElement;
 
 impl SendElement {
-    /// How a [`SendOpcode::WriteImmediate`] carries its data: as one more entry, of no memory, behind those of the Write; or,
-    /// with inline data, as their last eight octets, in little-endian order.
+    /// The entry that carries the data of a [`SendOpcode::WriteImmediate`]: one more, without memory, behind those of
+    /// the Write. With inline data, the data is in the last eight octets instead, in little-endian order.
     pub const fn immediate_entry(data: u64) -> Sge {
         Sge { stag: 0, length: 0, offset: data }
     }
 
-    /// How a [`SendOpcode::Bind`] carries the rights that it gives: as one more entry, of no memory, behind the pieces.
+    /// The entry that carries the rights of a [`SendOpcode::Bind`]: one more, without memory, behind the pieces.
     pub const fn rights_entry(access: Access) -> Sge {
         Sge { stag: 0, length: 0, offset: access.bits() as u64 }
     }
 
-    /// Octets of the message in memory: of a [`SendOpcode::WriteImmediate`], those of the Write.
+    /// Octets of the message in memory; for a [`SendOpcode::WriteImmediate`], those of the Write.
     #[inline]
     pub const fn payload_len(&self) -> u32 {
         match self.opcode {
@@ -280,7 +280,7 @@ impl SendElement {
     }
 
     /// Slot `index` (0 is the first) of this element with the given entries, or inline data if the flag is set.
-    /// `entries` must have the length that the head says; what is missing is written as zero.
+    /// `entries` must have the length in the head; missing data is written as zero.
     #[inline]
     pub fn encode(&self, entries: &[Sge], inline: &[u8], index: usize) -> Slot {
         let mut words = [0u64; 8];
@@ -309,7 +309,7 @@ impl SendElement {
         Slot(words)
     }
 
-    /// Reads the head out of an element's first slot.
+    /// Decodes the head from an element's first slot.
     #[inline]
     pub fn decode(slot: &Slot) -> Result<SendElement, MalformedElement> {
         let words = &slot.0;
@@ -333,7 +333,7 @@ impl SendElement {
         Ok(element)
     }
 
-    /// Where entry `entry` lies: (slot, place within the slot for [`entry_at`]).
+    /// The place of entry `entry`: (slot, place within the slot for [`entry_at`]).
     #[inline]
     pub const fn entry_place(entry: usize) -> (usize, usize) {
         if entry < SEND_FIRST {
@@ -344,7 +344,7 @@ impl SendElement {
         }
     }
 
-    /// Copies the inline octets that slot `index` holds to their place in `out`, which has the element's length.
+    /// Copies the inline octets of slot `index` to their place in `out`, which has the element's length.
     #[inline]
     pub fn copy_inline(slot: &Slot, index: usize, out: &mut [u8]) {
         let (from, words) = if index == 0 { (0, &slot.0[4..]) } else { (32 + 64 * (index - 1), &slot.0[..]) };
@@ -359,7 +359,7 @@ impl SendElement {
 /// The head of a receive element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveElement {
-    /// The poster's identifier, handed back in the completion.
+    /// The poster's identifier, returned in the completion.
     pub id: u64,
     /// Octets that the entries can take together.
     pub length: u32,
@@ -391,7 +391,7 @@ impl ReceiveElement {
         Slot(words)
     }
 
-    /// Reads the head out of an element's first slot.
+    /// Decodes the head from an element's first slot.
     #[inline]
     pub fn decode(slot: &Slot) -> Result<ReceiveElement, MalformedElement> {
         let words = &slot.0;
@@ -402,7 +402,7 @@ impl ReceiveElement {
         Ok(element)
     }
 
-    /// Where entry `entry` lies: (slot, place within the slot for [`entry_at`]).
+    /// The place of entry `entry`: (slot, place within the slot for [`entry_at`]).
     #[inline]
     pub const fn entry_place(entry: usize) -> (usize, usize) {
         if entry < RECEIVE_FIRST {
