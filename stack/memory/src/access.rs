@@ -1,4 +1,4 @@
-//! Who may do what with a region.
+//! Access rights of regions.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
@@ -20,7 +20,7 @@ impl Access {
     pub const REMOTE_WRITE: Access = Access(1 << 2);
     /// Peers may read and change its aligned words of eight octets by atomic operations. It needs no other right.
     pub const REMOTE_ATOMIC: Access = Access(1 << 3);
-    /// Everything.
+    /// All rights.
     pub const ALL: Access = Access(0b1111);
 
     const NAMES: [(Access, &'static str); 4] = [
@@ -30,7 +30,7 @@ impl Access {
         (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
     ];
 
-    /// Whether all of `other` is in this.
+    /// Whether it contains all of `other`.
     #[inline]
     pub const fn contains(self, other: Access) -> bool {
         self.0 & other.0 == other.0
@@ -99,7 +99,7 @@ pub enum Scope {
     },
 }
 
-/// On whose behalf memory is reached: a stream and the protection domain that it is in.
+/// The accessor of memory: a stream and its protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Association {
     /// The stream's domain.
@@ -108,14 +108,14 @@ pub struct Association {
     pub stream: StreamId,
 }
 
-/// Why an access to registered memory was refused, in the order in which it is found out. The names are those of the
-/// error codes of DDP (RFC 5041 §7.1) and RDMAP (RFC 5040 §7.2).
+/// Why an access to registered memory was refused, in the order of the checks. The names are those of the error codes
+/// of DDP (RFC 5041 §7.1) and RDMAP (RFC 5040 §7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum AccessError {
-    /// No region has this STag, or not any more.
+    /// No region has this STag, or no longer.
     #[error("invalid STag")]
     InvalidStag,
-    /// The STag is of another protection domain or of another stream.
+    /// The STag belongs to another protection domain or stream.
     #[error("STag not associated with the stream")]
     NotAssociated,
     /// The region was not registered for this kind of access.
@@ -129,16 +129,16 @@ pub enum AccessError {
     Bounds,
 }
 
-/// Why an STag was not invalidated for a peer that asked so (RFC 5040 §5.3, §8.1.1).
+/// Why an STag was not invalidated for a peer (RFC 5040 §5.3, §8.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum InvalidateError {
-    /// No region has this STag, or not any more.
+    /// No region has this STag, or no longer.
     #[error("invalid STag")]
     InvalidStag,
-    /// The STag is of another protection domain or of another stream.
+    /// The STag belongs to another protection domain or stream.
     #[error("STag not associated with the stream")]
     NotAssociated,
-    /// Several streams share the STag, so that no peer may invalidate it (RFC 5040 §8.1.1).
+    /// Several streams share the STag, so no peer may invalidate it (RFC 5040 §8.1.1).
     #[error("STag is shared by several streams")]
     Shared,
     /// Windows are bound to the region.
@@ -146,20 +146,20 @@ pub enum InvalidateError {
     Bound,
 }
 
-/// Why a window was not bound; it is as before.
+/// Why a window was not bound. It is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum BindError {
-    /// The STag is not that of a window which waits for this bind: it is bound already (invalidate it first), was given back,
-    /// or a later bind was begun.
+    /// No window waits for a bind with this STag: it is bound already (invalidate it first), was freed, or waits for a
+    /// later bind.
     #[error("the window is bound already, or gone")]
     NotFree,
-    /// The window is of another protection domain.
+    /// The window belongs to another protection domain.
     #[error("the window is of another protection domain")]
     NotAssociated,
     /// More pieces than it was allocated for.
     #[error("more pieces than the window was allocated for")]
     TooManyPieces,
-    /// A piece is not in a region that the stream may use, or that region is a window itself.
+    /// A piece is not in a region that the stream may use, or is in a window.
     #[error("a piece of the window: {0}")]
     Piece(AccessError),
     /// The last octet's tagged offset would be beyond 2^64.

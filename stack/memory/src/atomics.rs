@@ -1,9 +1,9 @@
-//! Atomic operations on registered memory (RFC 7306 section 5.1): what is computed, and how it is made one step.
+//! Atomic operations on registered memory (RFC 7306 §5.1).
 //!
-//! Each is one atomic instruction of the processor, or a loop around a compare-and-swap, on a naturally aligned word of
-//! eight octets. So it is atomic against the same operations of every engine of the process, and against atomic accesses
-//! of its threads to the same word. It is not atomic against RDMA Writes to the word (RFC 7306 section 5 leaves that to
-//! the applications) nor against accesses of a device.
+//! Each is one atomic instruction, or a loop around a compare-and-swap, on a naturally aligned word of eight octets. So
+//! it is atomic with the same operations of every engine of the process, and with atomic accesses of its threads to the
+//! word. It is not atomic with RDMA Writes to the word, which RFC 7306 §5 leaves to the applications, nor with accesses
+//! of a device.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -13,10 +13,10 @@ use thiserror::Error;
 
 use crate::access::AccessError;
 
-/// Why an atomic operation was refused; memory is unchanged.
+/// Why an atomic operation was refused. Memory is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum AtomicError {
-    /// The region is not to be reached like this.
+    /// The region does not permit the access.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The address is not a multiple of eight.
@@ -27,18 +27,18 @@ pub enum AtomicError {
 /// Operands of a masked compare-and-swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CompareSwap {
-    /// What memory is compared with,
+    /// The value that memory is compared with,
     pub compare: u64,
     /// in these bits.
     pub compare_mask: u64,
-    /// What is stored if it is equal,
+    /// The value stored if they are equal,
     pub swap: u64,
     /// in these bits.
     pub swap_mask: u64,
 }
 
 impl CompareSwap {
-    /// What is in memory afterwards, if that is another value.
+    /// The new value of memory; `None` if it stays the same.
     #[inline]
     pub const fn apply(&self, old: u64) -> Option<u64> {
         if (old ^ self.compare) & self.compare_mask == 0 {
@@ -49,15 +49,15 @@ impl CompareSwap {
     }
 }
 
-/// Adds field by field: a bit of `mask` marks the most significant bit of a field, and the carry out of it is dropped.
-/// Mask 0 is one field of 64 bits.
+/// Adds field by field: a bit of `mask` marks the most significant bit of a field, whose carry is dropped. Mask 0 is a
+/// single field of 64 bits.
 #[inline]
 pub const fn add_fields(old: u64, data: u64, mask: u64) -> u64 {
-    // Without the marked bits no field can overflow into the next; they are added without a carry.
+    // Without the marked bits, no field can overflow into the next. They are added without a carry.
     (old & !mask).wrapping_add(data & !mask) ^ (old ^ data) & mask
 }
 
-/// Carries out a FetchAdd; gives the former value.
+/// Executes a FetchAdd; returns the former value.
 ///
 /// # Safety
 /// `target` must be valid for reads and writes of eight octets, and a multiple of eight.
@@ -73,7 +73,7 @@ pub(crate) unsafe fn fetch_add(target: NonNull<u8>, data: u64, mask: u64) -> u64
     }
 }
 
-/// Carries out a CmpSwap; gives the former value.
+/// Executes a CmpSwap; returns the former value.
 ///
 /// # Safety
 /// As [`fetch_add`].

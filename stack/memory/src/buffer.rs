@@ -13,17 +13,17 @@ use std::sync::Arc;
 use memmap2::MmapMut;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// What to ask of the system for a mapping's pages.
+/// A hint about a mapping's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageAdvice {
-    /// Nothing: pages of the usual size.
+    /// Pages of the usual size.
     #[default]
     Normal,
-    /// Transparent hugepages, where the system has them; else as if not asked.
+    /// Transparent hugepages, if the system has them.
     Huge,
 }
 
-/// A buffer that can be registered. It owns its memory, and while it is not registered it is an ordinary `[u8]`.
+/// A buffer that can be registered. It owns its memory. While it is not registered, it is an ordinary `[u8]`.
 pub struct RegionBuffer {
     /// First octet; dangling if there are none.
     start: NonNull<u8>,
@@ -34,13 +34,14 @@ pub struct RegionBuffer {
 enum Owner {
     /// A vector's capacity; its pointer and length are those of the buffer.
     Vector { capacity: usize },
-    /// Kept for its drop.
+    /// Kept to be dropped.
     Mapping { _mapping: MmapMut },
     /// Memory that someone else frees.
     Raw,
     /// A mapping of persistent memory.
     Persistent,
-    /// Another buffer's, which a committer reads too. It is never given out but by [`RegionBuffer::unshared`].
+    /// Another buffer's memory, which a committer reads too. It leaves this crate only through
+    /// [`RegionBuffer::unshared`].
     Shared { buffer: Arc<RegionBuffer> },
 }
 
@@ -50,17 +51,17 @@ unsafe impl Send for RegionBuffer {}
 unsafe impl Sync for RegionBuffer {}
 
 impl RegionBuffer {
-    /// `length` octets of zeros, page-aligned, of an anonymous mapping. Pages are claimed as they are touched.
+    /// `length` octets of zeros in an anonymous, page-aligned mapping. Pages are allocated when they are touched.
     ///
     /// # Errors
-    /// What mmap(2) says: too little memory or address space.
+    /// The error of mmap(2): too little memory or address space.
     pub fn zeroed(length: usize, advice: PageAdvice) -> io::Result<RegionBuffer> {
         if length == 0 {
             return Ok(RegionBuffer::from(Vec::new()));
         }
         let mut mapping = MmapMut::map_anon(length)?;
         if advice == PageAdvice::Huge {
-            // A kernel without transparent hugepages refuses; then the pages are small ones.
+            // A kernel without transparent hugepages returns an error, and pages are small.
             let _ = mapping.advise(memmap2::Advice::HugePage);
         }
         Ok(RegionBuffer {
@@ -86,8 +87,9 @@ impl RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
     }
 
-    /// `length` octets of a file in persistent memory, from `offset` on (a multiple of the page size), mapped so that a cache
-    /// line that is written back is durable with all that is needed to find it again (MAP_SYNC). The file has to be that long.
+    /// `length` octets of a file in persistent memory, from `offset` (a multiple of the page size) on. The mapping is
+    /// such that writing back a cache line makes it durable, with the metadata to find it again (MAP_SYNC). The file
+    /// must be long enough.
     ///
     /// # Safety
     /// Nobody may make the file shorter as long as the buffer is there, and what others change in it they have to change in ways
@@ -108,12 +110,12 @@ impl RegionBuffer {
         Ok(RegionBuffer { start, length, owner: Owner::Persistent })
     }
 
-    /// The same memory once more, for a registration.
+    /// The same memory again, for a registration.
     pub(crate) fn shared(buffer: Arc<RegionBuffer>) -> RegionBuffer {
         RegionBuffer { start: buffer.start, length: buffer.length, owner: Owner::Shared { buffer } }
     }
 
-    /// The buffer that was shared, or a copy if it still is.
+    /// The buffer that was shared, or a copy while it still is.
     pub(crate) fn unshared(mut self) -> RegionBuffer {
         match std::mem::replace(&mut self.owner, Owner::Raw) {
             Owner::Shared { buffer } => Arc::try_unwrap(buffer).unwrap_or_else(|buffer| {
@@ -129,19 +131,19 @@ impl RegionBuffer {
         }
     }
 
-    /// Octets in it.
+    /// Length in octets.
     #[inline]
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether it has no octets.
+    /// Whether it is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The first octet's address.
+    /// Address of the first octet.
     #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
@@ -154,16 +156,16 @@ impl RegionBuffer {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 
-    /// The octets, to be changed.
+    /// The octets, mutably.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 
-    /// The vector that the buffer was made of.
+    /// The vector that the buffer was made from.
     ///
     /// # Errors
-    /// Gives the buffer back if it was not made of one: then `as_slice().to_vec()` copies.
+    /// Returns the buffer if it was not made from a vector; `as_slice().to_vec()` copies it.
     pub fn into_vec(self) -> Result<Vec<u8>, RegionBuffer> {
         let Owner::Vector { capacity } = self.owner else {
             return Err(self);

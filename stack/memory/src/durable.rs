@@ -1,17 +1,17 @@
-//! Regions whose octets can be made durable: kept in a [`Store`] so that they survive the loss of everything that was not
-//! written through.
+//! Durable regions: a [`Store`] keeps their octets, so they survive the loss of everything that was not synced.
 //!
-//! The memory of such a region is ordinary memory. Engines place octets there as in any other; a *commit* names a range of
-//! it, and the region's [`Committer`], which runs in a thread of its own, copies the range to the store, syncs it, and only
-//! then answers. So an engine never waits for a device, and a store never sees memory that changes while it works: what it
-//! gets is a copy, some state of each octet since the commit was asked for.
+//! The memory of such a region is ordinary memory, and engines place octets there as in any other. A *commit* names a
+//! range of it. The region's [`Committer`], which runs in a thread of its own, copies the range to the store, syncs it,
+//! and only then answers. So an engine never waits for a device. And a store never sees memory that changes: it gets a
+//! copy, with a state of each octet since the commit was requested.
 //!
-//! A committer may also be left to the engines ([`Registration::commit_in_engines`](crate::Registration::commit_in_engines)): nobody
-//! has to be woken then, and an engine does wait. It calls the store between its turns, so a store may do anything there,
-//! deregistering regions included.
+//! A committer may also be left to the engines
+//! ([`Registration::commit_in_engines`](crate::Registration::commit_in_engines)). Then no thread has to wake up, but an
+//! engine waits for the store. It calls the store between its turns, so a store may do anything, even deregister
+//! regions.
 //!
-//! Commits that have gathered while the store was busy share one sync, and each octet that several of them name is written once.
-//! How much one stream may have here at once is the engines' business.
+//! Commits that accumulate while the store is busy share one sync, and each octet that several of them name is written
+//! once. Engines limit how much one stream may have here at a time.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -36,21 +36,21 @@ use crate::shared_bytes;
 const BATCH: usize = 1024;
 /// Octets that are copied at once.
 const CHUNK: usize = 64 << 10;
-/// What writing a few octets counts for, where an engine limits what it writes in a turn.
+/// What writing a few octets counts for, when an engine limits its writes in a turn.
 const LEAST: u64 = 4 << 10;
 
-/// Where the octets of a durable region are kept.
+/// Storage for the octets of a durable region.
 pub trait Store: Send {
-    /// Writes octets to their place: `offset` is that in the region.
+    /// Writes octets at `offset` of the region.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     fn write(&mut self, offset: u64, octets: &[u8]) -> io::Result<()>;
 
-    /// Makes all that was written durable: when it returns, those octets survive the loss of power.
+    /// Makes all that was written durable: when it returns, those octets survive a power failure.
     ///
     /// # Errors
-    /// What the device says. Nothing that was written since the last success counts as durable then.
+    /// The device's error. Nothing written since the last success counts as durable then.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -58,19 +58,19 @@ pub trait Store: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum CommitStatus {
-    /// Everything asked for is durable.
+    /// All octets requested are durable.
     Success = 0,
-    /// The device failed. All later commits of the region end so until it is registered anew.
+    /// The device failed. All later commits of the region fail too, until it is registered again.
     Failure = 1,
-    /// The device cannot be written. As `Failure`, this stays.
+    /// The device is read-only. Like `Failure`, this stays.
     ReadOnly = 2,
     /// The device or a quota is full.
     NoSpace = 3,
-    /// The request lists more than this side takes.
+    /// The request lists more than this side accepts.
     Limit = 4,
-    /// Not now: the time limit is over. It may be tried again.
+    /// The time limit passed. The commit may be tried again.
     Transient = 5,
-    /// The region is not durable, and this side was told to say so.
+    /// The region is not durable, and the configuration says to report that.
     Unsupported = 6,
 }
 
@@ -80,7 +80,7 @@ impl CommitStatus {
         self as u32
     }
 
-    /// The status with this value, if it is one of ours.
+    /// The status with this value, if this product defines it.
     pub const fn from_code(code: u32) -> Option<CommitStatus> {
         Some(match code {
             0 => CommitStatus::Success,
@@ -104,7 +104,7 @@ impl CommitStatus {
         }
     }
 
-    /// Whether it says something about the device that another attempt would not change.
+    /// Whether further attempts would fail too.
     const fn stays(self) -> bool {
         matches!(self, CommitStatus::Failure | CommitStatus::ReadOnly)
     }
@@ -113,34 +113,34 @@ impl CommitStatus {
 /// The answer to one commit of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommitReply {
-    /// What the asker called it.
+    /// The requester's key.
     pub key: u64,
-    /// How it ended.
+    /// The result.
     pub status: CommitStatus,
     /// Octets of the range.
     pub length: u64,
 }
 
-/// Where an engine has its commits answered to.
+/// The mailbox for an engine's commit replies.
 #[derive(Clone)]
 pub struct CommitMailbox(Arc<Mailbox>);
 
 struct Mailbox {
     replies: Sender<CommitReply>,
-    /// Wakes the engine, if it sleeps.
+    /// Wakes the engine if it sleeps.
     waker: Option<Waker>,
-    /// Octets that commits of the engine have written, each counted once if several asked for it together.
+    /// Octets that the engine's commits have written; octets shared by several commits count once.
     octets_written: AtomicU64,
 }
 
 impl CommitMailbox {
-    /// A mailbox and the end that the engine reads. `waker` is called after each batch of replies.
+    /// A mailbox, and the end that the engine reads. `waker` is called after each batch of replies.
     pub fn new(waker: Option<Waker>) -> (CommitMailbox, Receiver<CommitReply>) {
         let (replies, receiver) = unbounded();
         (CommitMailbox(Arc::new(Mailbox { replies, waker, octets_written: AtomicU64::new(0) })), receiver)
     }
 
-    /// A stream of the engine that asks for commits.
+    /// A stream of the engine that requests commits.
     pub fn stream(&self) -> CommitStream {
         CommitStream(Arc::new(Asking { mailbox: Arc::clone(&self.0), first_wanted: AtomicU64::new(0) }))
     }
@@ -162,18 +162,18 @@ impl fmt::Debug for CommitMailbox {
     }
 }
 
-/// A stream on whose behalf an engine asks for commits, and which may lose interest in them.
+/// A stream for which an engine requests commits, and which may abandon them.
 #[derive(Clone)]
 pub struct CommitStream(Arc<Asking>);
 
 struct Asking {
     mailbox: Arc<Mailbox>,
-    /// Commits with smaller keys are not wanted any more.
+    /// Commits with smaller keys are abandoned.
     first_wanted: AtomicU64,
 }
 
 impl CommitStream {
-    /// Drops the stream's commits whose keys are smaller than `key`: those that are not begun are neither carried out nor
+    /// Abandons the stream's commits with keys below `key`: those that have not begun are neither executed nor
     /// answered.
     pub fn abandon_before(&self, key: u64) {
         self.0.first_wanted.fetch_max(key, Relaxed);
@@ -204,12 +204,13 @@ impl Job {
     }
 }
 
-/// A durable region's way to its committer: what the slot of the table points to.
+/// The way to a durable region's committer, which the slot of the table points to.
 pub struct Durable {
     jobs: Sender<Job>,
-    /// Behind `jobs`, so that who is woken as the last thing finds that there is nobody any more.
+    /// Declared after `jobs`: the thread that its drop wakes finds the channel closed.
     sleeper: Sleeper,
-    /// The committer, if engines carry commits out themselves. Mostly one engine does; its peers of the same region wait for it.
+    /// The committer, if engines execute the commits. Usually one engine works, and others with the same region wait
+    /// for it.
     own: OnceLock<Arc<Own>>,
 }
 
@@ -222,17 +223,17 @@ impl Drop for Sleeper {
     }
 }
 
-/// A committer that engines carry out.
+/// A committer that engines execute.
 struct Own {
     committer: Mutex<Committer>,
-    /// The thread that is inside ([`current_thread`]), or 0: the store that it calls may come back here.
+    /// The thread inside ([`current_thread`]), or 0: the store that it calls may come back here.
     worker: AtomicUsize,
-    /// The region was deregistered by the store itself: who is inside has to finish what is left.
+    /// The store itself has deregistered the region; the thread inside must finish what is left.
     finish: AtomicBool,
 }
 
 impl Own {
-    /// Writes up to `most` octets, and syncs when a batch is complete. False if nothing is left to do, or this very thread is
+    /// Writes up to `most` octets, and syncs when a batch is complete. False if nothing is left, or this very thread is
     /// inside already.
     fn work(&self, most: u64) -> bool {
         if self.is_inside() {
@@ -253,13 +254,13 @@ impl Own {
     }
 }
 
-/// A durable region's committer, for an engine that was asked for a commit and is to carry it out. It does not keep the region.
+/// A durable region's committer, for an engine that must execute a commit. It does not keep the region alive.
 #[derive(Clone)]
 pub struct EngineCommitter(Weak<Own>);
 
 impl EngineCommitter {
-    /// Writes up to `most` octets of the commits that wait, and syncs and answers them when all of a batch is written. The calling
-    /// thread waits for the store. To be called outside of turns: the store may deregister regions. False if nothing is left.
+    /// Writes up to `most` octets of waiting commits; syncs and answers a batch when all of it is written. The thread
+    /// waits for the store. Call it outside of turns, since the store may deregister regions. False if nothing is left.
     pub fn work(&self, most: u64) -> bool {
         self.0.upgrade().is_some_and(|own| own.work(most))
     }
@@ -278,7 +279,7 @@ impl fmt::Debug for EngineCommitter {
 }
 
 impl Durable {
-    /// Leaves the committer to the engines; gives it back if they have one.
+    /// Leaves the committer to the engines; returns it if they have one.
     pub(crate) fn own(&self, committer: Committer) -> Result<(), Committer> {
         let mut committer = Some(committer);
         self.own.get_or_init(|| {
@@ -292,16 +293,16 @@ impl Durable {
         committer.map_or(Ok(()), Err)
     }
 
-    /// The committer, if the one that asks for a commit also carries it out.
+    /// The committer, if the engine that requests a commit also executes it.
     pub fn engine_committer(&self) -> Option<EngineCommitter> {
         self.own.get().map(|own| EngineCommitter(Arc::downgrade(own)))
     }
 
-    /// Asks for `length` octets from `offset` of the region on to be made durable. The answer comes to the mailbox of
-    /// `stream` as `key`, unless the stream abandons it before it is begun. Nothing here limits how much is asked for.
+    /// Requests that `length` octets from `offset` of the region on become durable. The reply comes to the mailbox of
+    /// `stream` with `key`, unless the stream abandons the commit before it begins. There is no limit on the length.
     ///
     /// # Errors
-    /// [`CommitStatus::Failure`]: there will be no answer, because the committer is gone.
+    /// [`CommitStatus::Failure`]: there will be no reply, because the committer is gone.
     pub fn commit(&self, offset: u64, length: u64, key: u64, stream: &CommitStream) -> Result<(), CommitStatus> {
         let job = Job { offset, length, key, stream: stream.clone() };
         self.jobs.send(job).map_err(|_| CommitStatus::Failure)?;
@@ -328,24 +329,24 @@ impl fmt::Debug for Durable {
     }
 }
 
-/// Carries out the commits of one durable region. It runs in a thread of its own ([`run`](Self::run)), or a test calls
-/// [`work`](Self::work) when it wants to.
+/// Executes the commits of one durable region. It runs in a thread of its own ([`run`](Self::run)), or a test calls
+/// [`work`](Self::work).
 pub struct Committer {
     jobs: Receiver<Job>,
     parker: Parker,
-    /// Keeps the octets, which outlive the registration if a commit is under way.
+    /// Keeps the octets alive, beyond the registration if a commit is under way.
     memory: Arc<RegionBuffer>,
     store: Box<dyn Store>,
     chunk: Box<[u8]>,
-    /// Commits that are being carried out and will share a sync.
+    /// Commits under way that will share a sync.
     batch: Vec<(Job, CommitStatus)>,
-    /// What is left to be written of them: octets of the region, the last first. No octet is in two of them.
+    /// Ranges of the region still to be written for them, the last first. They do not overlap.
     ranges: Vec<Range<u64>>,
-    /// What stays until the region is registered anew.
+    /// The status of all commits until the region is registered again.
     broken: Option<CommitStatus>,
 }
 
-/// A durable region's two ends, over `memory`.
+/// The two ends of a durable region over `memory`.
 pub(crate) fn durable(memory: Arc<RegionBuffer>, store: Box<dyn Store>) -> (Durable, Committer) {
     let (sender, jobs) = unbounded();
     let parker = Parker::new();
@@ -364,10 +365,10 @@ pub(crate) fn durable(memory: Arc<RegionBuffer>, store: Box<dyn Store>) -> (Dura
 }
 
 impl Committer {
-    /// Carries out commits until the region is deregistered, and all that were asked for before.
+    /// Executes commits until the region is deregistered, and all that were requested before.
     pub fn run(mut self) {
-        // The channel's own wait looks around for some microseconds before it sleeps. An engine that shares the CPU would stand still
-        // for them, just when there is an answer to send.
+        // The channel's own wait spins for some microseconds before it sleeps. That would delay an engine on the same
+        // CPU just when it has an answer to send.
         loop {
             match self.jobs.try_recv() {
                 Ok(job) => {
@@ -380,16 +381,16 @@ impl Committer {
         }
     }
 
-    /// Carries out the commits that wait, up to some that share a sync, and gives the number of those that were answered.
+    /// Executes waiting commits, as many as share a sync, and returns how many were answered.
     pub fn work(&mut self) -> usize {
         self.gather();
         while self.write_some(u64::MAX) {}
         self.finish()
     }
 
-    /// Writes up to `most` octets of the commits that wait, in an engine. False if nothing is left to do.
+    /// Writes up to `most` octets of waiting commits, in an engine. False if nothing is left.
     ///
-    /// The engine must not end with a store that panics: there is no further success then.
+    /// A store that panics must not end the engine; after a panic no commit succeeds.
     fn step_guarded(&mut self, most: u64) -> bool {
         let step = || {
             if self.ranges.is_empty() {
@@ -407,7 +408,7 @@ impl Committer {
         !(self.batch.is_empty() && self.jobs.is_empty())
     }
 
-    /// Takes commits that wait into the batch, and finds out what is to be written for them.
+    /// Moves waiting commits into the batch, and computes what must be written for them.
     fn gather(&mut self) {
         while self.batch.len() < BATCH
             && let Ok(job) = self.jobs.try_recv()
@@ -427,7 +428,7 @@ impl Committer {
         self.ranges.reverse();
     }
 
-    /// Writes up to `most` octets of the batch; false if that is all of it.
+    /// Writes up to `most` octets of the batch; false if that was the rest.
     fn write_some(&mut self, most: u64) -> bool {
         let mut left = most;
         while let Some(range) = self.ranges.last_mut() {
@@ -451,7 +452,7 @@ impl Committer {
         !self.ranges.is_empty()
     }
 
-    /// Writes at most [`CHUNK`] octets. What goes wrong is that of all commits that asked for some of them.
+    /// Writes at most [`CHUNK`] octets. An error applies to all commits that include some of them.
     fn write(&mut self, part: Range<u64>) {
         let chunk = &mut self.chunk[..(part.end - part.start) as usize];
         // SAFETY: within the buffer, which lives as long as this; engines and peers may change it meanwhile, which this
@@ -472,12 +473,12 @@ impl Committer {
         }
     }
 
-    /// Syncs what was written, and answers the batch; gives its size.
+    /// Syncs what was written and answers the batch; returns its size.
     fn finish(&mut self) -> usize {
         let written = self.broken.is_none() && self.batch.iter().any(|(_, status)| *status == CommitStatus::Success);
         if written && let Err(error) = self.store.sync() {
-            // What the store had taken may be lost, and a further sync would not say so (on Linux a failed one leaves the
-            // pages clean): the region is not to be relied on any more.
+            // Octets that the store had accepted may be lost, and another sync would not report that: on Linux a failed
+            // one leaves the pages clean. So the region cannot be relied on any more.
             let failed = if CommitStatus::of(&error) == CommitStatus::ReadOnly {
                 CommitStatus::ReadOnly
             } else {
@@ -488,7 +489,7 @@ impl Committer {
         self.answer()
     }
 
-    /// Answers the batch; gives its size.
+    /// Answers the batch; returns its size.
     fn answer(&mut self) -> usize {
         let count = self.batch.len();
         for (job, status) in self.batch.drain(..) {
@@ -497,7 +498,7 @@ impl Committer {
                 (status, _) => status,
             };
             let mailbox = &job.stream.0.mailbox;
-            // An engine that is gone does not want to know.
+            // An engine that is gone needs no reply.
             let _ = mailbox.replies.send(CommitReply { key: job.key, status, length: job.length });
             if let Some(waker) = &mailbox.waker {
                 waker.wake_by_ref();

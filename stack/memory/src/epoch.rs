@@ -1,12 +1,13 @@
-//! When a revoked STag can no longer be in use: turns of engines, and waiting for their end.
+//! Memory epochs: when a revoked STag is no longer in use.
 //!
-//! Each engine has a counter: odd while the engine is in a turn, even outside, changed by the engine only. A revoker
-//! first clears the state word of the region and then looks at the counters. An engine that it finds outside will see
-//! the cleared word in its next turn; for one inside, the revoker waits until the counter changes.
+//! Each engine has a counter, which only the engine changes: odd during a turn, even outside. A revoker first clears
+//! the region's state word and then reads the counters. An engine outside a turn will see the cleared word in its next
+//! turn. For an engine inside, the revoker waits until the counter changes.
 //!
-//! That needs a full barrier on both sides, between the engine's store of the counter and its loads of state words, and
+//! That needs a full barrier on both sides: between the engine's store of the counter and its loads of state words, and
 //! between the revoker's clearing and its loads of counters. Engines turn millions of times a second and revocations
-//! are rare, so the revoker pays for both where the system lets it: membarrier(2) executes a barrier on all cores that
+//! are rare, so the revoker pays for both if the system permits: membarrier(2) executes a barrier on all cores that run
+//! this process, and the engine's barrier is only for the compiler.
 //! run this process, and the engine's barrier is one for the compiler only.
 
 #[cfg(all(test, loom))]
@@ -32,26 +33,26 @@ use crate::turn::Turn;
 /// The engines of a table.
 pub(crate) struct Engines {
     list: Mutex<Vec<Arc<EngineState>>>,
-    /// Engines leave their barrier to the revoker.
+    /// The revoker executes the engines' barriers.
     asymmetric: bool,
 }
 
-/// What an engine shows to revokers.
+/// The part of an engine's state that revokers read.
 pub(crate) struct EngineState {
     /// Odd: in a turn.
     turns: CachePadded<AtomicU64>,
-    /// The thread of the turn, see [`current_thread`]. Only meaningful while `turns` is odd.
+    /// The thread of the turn, see [`current_thread`]. Valid only while `turns` is odd.
     thread: AtomicUsize,
 }
 
-/// A number that no other living thread has.
+/// A number that identifies a living thread.
 #[cfg(not(loom))]
 pub(crate) fn current_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark).addr())
 }
 
-/// As above; loom's threads are all of one thread of the system.
+/// The same for loom, whose threads share one thread of the system.
 #[cfg(loom)]
 pub(crate) fn current_thread() -> usize {
     loom::thread_local!(static MARK: Box<u8> = Box::new(0));
@@ -62,31 +63,31 @@ impl Engines {
     pub(crate) fn new() -> Engines {
         Engines {
             list: Mutex::new(Vec::new()),
-            // A barrier from outside cannot be modelled.
+            // A barrier executed from outside cannot be modelled.
             asymmetric: cfg!(not(loom)) && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok(),
         }
     }
 
-    /// Engines that pay for their barrier themselves, as where there is no membarrier(2).
+    /// Engines with barriers of their own, as without membarrier(2).
     #[cfg(all(test, not(loom)))]
     pub(crate) fn symmetric() -> Engines {
         Engines { list: Mutex::new(Vec::new()), asymmetric: false }
     }
 
-    /// The turns that are under way and might have begun before what the caller did so far was visible to them.
+    /// The turns under way that may have begun before the caller's changes were visible.
     pub(crate) fn grace_period(&self) -> GracePeriod {
         fence(SeqCst);
         if self.asymmetric && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
-            // It worked when the table was made, so this is a filter of system calls put on since. A counter's store
-            // waits in its core for nanoseconds; no documented bound exists, this is a generous one.
+            // membarrier worked when the table was made, so a system call filter was installed since. A store stays in
+            // its core for nanoseconds; no bound is documented, and this one is generous.
             std::thread::sleep(Duration::from_millis(10));
         }
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        // An engine that registers later takes the same lock, and so sees what was done before.
+        // An engine that registers later takes the same lock, and so sees the changes.
         let (mut pending, mut in_own_turn) = (Vec::new(), false);
         for engine in list.iter() {
             match engine.turn() {
-                // A thread that is here is not copying anything, whatever turn it is in.
+                // A thread that is here is not copying anything, whatever its turn.
                 Some((_, thread)) if thread == current_thread() => in_own_turn = true,
                 Some((turn, _)) => pending.push((engine.clone(), turn)),
                 None => {}
@@ -96,16 +97,16 @@ impl Engines {
     }
 }
 
-/// The turns that have to end before something revoked is out of use. Made by [`RegionTable::grace_period`].
+/// The turns that must end before something revoked is out of use. Made by [`RegionTable::grace_period`].
 #[must_use = "nothing is waited for unless asked"]
 pub struct GracePeriod {
     pending: Vec<(Arc<EngineState>, u64)>,
-    /// The thread that asked is in a turn itself, which is not waited for.
+    /// The calling thread is in a turn itself, which is not waited for.
     pub(crate) in_own_turn: bool,
 }
 
 impl GracePeriod {
-    /// Whether all of those turns have ended. Does not wait: an engine may ask this once a turn.
+    /// Whether all of those turns have ended. Does not wait, so an engine may ask once a turn.
     pub fn is_over(&mut self) -> bool {
         self.pending.retain(|(engine, turn)| engine.is_in(*turn));
         self.pending.is_empty()
@@ -123,7 +124,7 @@ impl GracePeriod {
                 ..100 => std::hint::spin_loop(),
                 #[cfg(not(loom))]
                 100..1000 => std::thread::yield_now(),
-                // The engine's thread is off its core; do not compete with it.
+                // The engine's thread is not running; do not compete with it.
                 #[cfg(not(loom))]
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
@@ -137,7 +138,8 @@ impl fmt::Debug for GracePeriod {
     }
 }
 
-/// An engine's membership of a [`RegionTable`]: what revocations wait for. It may move between threads, between turns.
+/// An engine's registration with a [`RegionTable`], which revocations wait for. It may move to another thread between
+/// turns.
 pub struct EngineEpoch {
     table: Arc<RegionTable>,
     state: Arc<EngineState>,
@@ -152,7 +154,7 @@ impl EngineEpoch {
         EngineEpoch { table, state, one_thread: PhantomData }
     }
 
-    /// Begins a turn. Revocations wait until the [`Turn`] is dropped, so a turn must not wait for anything.
+    /// Begins a turn. Revocations wait until the [`Turn`] is dropped, so a turn must never wait.
     #[inline]
     pub fn enter(&mut self) -> Turn<'_> {
         self.state.enter(current_thread(), self.table.engines().asymmetric);
@@ -170,10 +172,10 @@ impl EngineState {
         EngineState { turns: CachePadded::new(AtomicU64::new(0)), thread: AtomicUsize::new(0) }
     }
 
-    /// Begins a turn. State words are loaded after this. To be called, as `leave`, by the engine only.
+    /// Begins a turn. State words are loaded after this. Like `leave`, it is called only by the engine.
     #[inline]
     fn enter(&self, thread: usize, asymmetric: bool) {
-        // `| 1` for the sake of a turn that was leaked instead of dropped: an odd number must follow.
+        // `| 1` makes the number odd even after a leaked turn.
         let turn = self.turns.load(Relaxed).wrapping_add(1) | 1;
         self.thread.store(thread, Relaxed);
         self.turns.store(turn, Release);
@@ -191,7 +193,7 @@ impl EngineState {
         self.turns.store(turn.wrapping_add(turn & 1), Release);
     }
 
-    /// The turn under way, and its thread. To be called after a full barrier.
+    /// The turn under way and its thread. Call it after a full barrier.
     fn turn(&self) -> Option<(u64, usize)> {
         let turn = self.turns.load(Acquire);
         (turn % 2 == 1).then(|| (turn, self.thread.load(Relaxed)))

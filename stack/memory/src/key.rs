@@ -1,10 +1,10 @@
-//! Where the unpredictable part of an STag comes from.
+//! The unpredictable part of STags.
 
 use siphasher::sip::SipHasher24;
 
-/// A stream of numbers that nobody can continue who does not have the seed: SipHash-2-4 (Aumasson and Bernstein, 2012)
-/// of a counter, the seed being the key. Peers see some of the numbers, namely the STags that they are given, so a fast
-/// statistical generator would not do.
+/// A stream of numbers that cannot be predicted without the seed: SipHash-2-4 (Aumasson and Bernstein, 2012) of a
+/// counter, with the seed as the key. Peers see some of the numbers in STags, so a fast statistical generator would not
+/// do.
 pub(crate) struct KeyStream {
     seed: u128,
     counter: u64,

@@ -1,17 +1,18 @@
-//! Registered memory: regions and their STags, the checks before every access, and the kernels that move the octets.
+//! Registered memory: regions and their STags, the checks before every access, and the kernels that move octets.
 //!
 //! A [`RegionTable`] belongs to a context. Applications [`register`](RegionTable::register) buffers and get a
-//! [`Registration`]; each engine has an [`EngineEpoch`], enters it once a turn, and places and gathers through the
-//! [`Turn`]. Giving a registration back revokes its STag and then waits until every engine is outside the turn in which
-//! it may have seen the STag valid; from then on nothing writes to the buffer.
+//! [`Registration`]. Each engine has an [`EngineEpoch`], enters it once a turn, and places and gathers through the
+//! [`Turn`]. Deregistering revokes the STag and waits until every engine has left a turn in which it may have seen the
+//! STag valid. From then on nothing writes to the buffer.
 //!
-//! Peers may change registered memory at any time. So no reference to it ever exists: the application reads and writes
-//! it through the registration, which copies, and has it as a slice only after deregistration. Engines copy to and from
-//! it in here, by raw pointers, in the [`kernels`].
+//! Peers may change registered memory at any time, so no reference to it ever exists. The application reads and writes
+//! it through the registration, which copies, and has a slice only after deregistration. Engines copy here by raw
+//! pointers, in the [`kernels`].
 //!
-//! The protocol between turns and revocations has a loom model: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-memory --release`.
+//! The protocol between turns and revocations has a loom model: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-memory
+//! --release`.
 
-// Registered memory is shared with peers that do not know of borrows: it is reached by raw pointers, and only here.
+// Registered memory is shared with peers, which know nothing of borrows. It is accessed by raw pointers, and only here.
 // The kernels are processor intrinsics.
 #![allow(unsafe_code)]
 

@@ -2,10 +2,10 @@
 
 use std::ptr::NonNull;
 
-/// Whether this processor's way to do it is known.
+/// Whether there is a way for this kind of processor.
 pub(crate) const IS_KNOWN: bool = cfg!(target_arch = "x86_64");
 
-/// Writes the cache lines of `length` octets back, and waits until that is done, by the best instruction that the processor has.
+/// Writes back the cache lines of `length` octets and waits for that, by the processor's best instruction.
 ///
 /// # Safety
 /// `start` must be valid for reads of as many octets.

@@ -1,4 +1,4 @@
-//! A registered region, as its owner sees it.
+//! A registered region, for its owner.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -28,10 +28,10 @@ pub enum RangeError {
 }
 
 /// A registered buffer. Peers and engines may change its octets at any time, so it is read and written by copying.
-/// Dropping it deregisters it and frees the buffer.
+/// Dropping it deregisters and frees the buffer.
 ///
-/// A durable or persistent region cannot be deregistered by a thread that is within a [`Turn`](crate::Turn): that panics, and
-/// the memory is leaked.
+/// Deregistering a durable or persistent region within a [`Turn`](crate::Turn) of the same thread panics, and the
+/// memory is leaked.
 ///
 /// Offsets here count from the first octet of the region, whatever its tagged offset is.
 pub struct Registration {
@@ -41,7 +41,7 @@ pub struct Registration {
     base: u64,
     /// `None` once deregistered.
     buffer: Option<RegionBuffer>,
-    /// What the slot points to, if the region is durable. Dropped after deregistration, which ends the committer's work.
+    /// The way to the committer of a durable region. Dropped after deregistration, which ends the committer's work.
     durable: Option<Box<Durable>>,
     start: NonNull<u8>,
     length: usize,
@@ -95,8 +95,8 @@ impl Registration {
         self.length == 0
     }
 
-    /// The address of the first octet, to compare or to print. Octets are not to be reached through it while they are
-    /// registered, except in ways that tolerate changes by others.
+    /// The address of the first octet, to compare or to print. While the octets are registered, they must not be
+    /// accessed through it, except in ways that tolerate changes by others.
     #[inline]
     pub fn address(&self) -> *const u8 {
         self.start.as_ptr()
@@ -112,8 +112,8 @@ impl Registration {
         &self.table
     }
 
-    /// Makes the STag invalid and waits until no engine uses it any more: after this nothing but the owner's own calls
-    /// changes the octets. Once a peer has invalidated the STag this only waits.
+    /// Invalidates the STag and waits until no engine uses it. After that, only calls of the owner change the octets.
+    /// If a peer has invalidated the STag already, this only waits.
     pub fn invalidate(&self) {
         self.table.revoke(self.index);
     }
@@ -123,11 +123,11 @@ impl Registration {
         self.durable.is_some()
     }
 
-    /// Leaves a durable region's committer to the engines, for as long as the region is registered: the one that is asked for a
-    /// commit carries it out in its own turn, and all else that is the engine's waits for the store meanwhile.
+    /// Leaves a durable region's committer to the engines while the region is registered. The engine that is asked for
+    /// a commit executes it between its turns, and its other work waits for the store meanwhile.
     ///
     /// # Errors
-    /// The committer, of a region that is not durable or has been given one before.
+    /// Returns the committer if the region is not durable or has one already.
     pub fn commit_in_engines(&self, committer: Committer) -> Result<(), Committer> {
         match &self.durable {
             Some(durable) => durable.own(committer),
@@ -159,7 +159,7 @@ impl Registration {
     pub fn deregister(mut self) -> RegionBuffer {
         match self.take() {
             Some(buffer) => buffer,
-            // Only `take` empties it, and whoever calls it consumes the registration.
+            // Only `take` empties it, and its callers consume the registration.
             None => unreachable!("deregistered twice"),
         }
     }
@@ -187,8 +187,8 @@ impl Registration {
         Ok(unsafe { self.start.add(offset) })
     }
 
-    /// Copies octets out, as many as `out` holds. They are not a snapshot if others write meanwhile. What was published
-    /// by the octets that a `load_acquire` saw is seen.
+    /// Copies octets out, as many as `out` holds. They are no snapshot if others write meanwhile. Whatever was
+    /// published by octets that a `load_acquire` saw is visible.
     ///
     /// # Errors
     /// [`RangeError::Bounds`].
@@ -212,8 +212,8 @@ impl Registration {
         Ok(())
     }
 
-    /// Writes the processor's caches of `length` octets back, and waits until that is done: in a region of persistent memory,
-    /// this makes the owner's own stores durable, as a Commit does a peer's.
+    /// Writes back the processor's caches of `length` octets and waits for that. In a region of persistent memory, this
+    /// makes the owner's stores durable, as a Commit does for a peer's.
     ///
     /// # Errors
     /// [`RangeError::Bounds`].
@@ -237,8 +237,8 @@ impl Registration {
 }
 
 impl Registration {
-    /// Adds to an aligned word of eight octets, in the machine's byte order; gives the former value. One step for other
-    /// threads, and for peers' atomic operations on the word.
+    /// Adds to an aligned word of eight octets in the machine's byte order, and returns the former value. Atomic with
+    /// other threads, and with peers' atomic operations on the word.
     ///
     /// # Errors
     /// [`RangeError`].
@@ -248,8 +248,8 @@ impl Registration {
         Ok(unsafe { atomics::fetch_add(target, data, 0) })
     }
 
-    /// Compares and swaps an aligned word of eight octets, in the machine's byte order; gives the former value. One step for
-    /// other threads, and for peers' atomic operations on the word.
+    /// Compares and swaps an aligned word of eight octets in the machine's byte order, and returns the former value.
+    /// Atomic with other threads, and with peers' atomic operations on the word.
     ///
     /// # Errors
     /// [`RangeError`].

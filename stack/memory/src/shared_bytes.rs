@@ -1,9 +1,9 @@
 //! Octets that others may read and write at the same time.
 //!
-//! Rust has no copy that is allowed to race. What is done instead: the octets are never the target of a reference; they
-//! are moved by kernels that are reached through function pointers, so the compiler sees neither what they load nor
-//! when, and can conclude nothing from it; and they are octets, of which every value is valid. A race then has the
-//! outcome that the processor gives it: each octet is an old or a new one.
+//! Rust has no copy that is allowed to race. So these octets are never the target of a reference. They are moved by
+//! kernels that are called through function pointers, so the compiler knows neither what they load nor when, and can
+//! conclude nothing from it. And every value of an octet is valid. So a race has the outcome that the processor gives
+//! it: each octet is an old or a new one.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Release;
@@ -76,7 +76,7 @@ pub(crate) unsafe fn load(source: NonNull<u8>, out: &mut [u8]) {
     unsafe { kernels::copy_out(source.as_ptr(), out) };
 }
 
-/// Copies from `source` to `out`; gives the CRC register continued over what is in `out`.
+/// Copies from `source` to `out`; returns the CRC register continued over `out`.
 ///
 /// # Safety
 /// `source` must be valid for reads of as many octets.

@@ -1,4 +1,4 @@
-//! The table that an STag is looked up in.
+//! The table of regions, by STag.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -20,9 +20,9 @@ use crate::window::{Piece, Window};
 
 /// The regions of a context, found by STag.
 ///
-/// An STag is an index into the table in its upper bits and a random key in the lower ones, at least eight of them; the
-/// index is random, too, among the free ones. A slot gets a new key each time it is used, and is not used again before
-/// all turns that could have seen its former region have ended.
+/// The upper bits of an STag are an index into the table, the lower ones, at least eight, a random key. The index is
+/// random too, among the free ones. A slot gets a new key at each use, and is not reused before all turns that may have
+/// seen its former region have ended.
 pub struct RegionTable {
     entries: Box<[Entry]>,
     /// Width of the key.
@@ -30,52 +30,52 @@ pub struct RegionTable {
     slots: u32,
     quota: u64,
     engines: Engines,
-    /// How many durable regions are transparent ones.
+    /// Number of transparent durable regions.
     pub(crate) transparent: AtomicU32,
-    /// For registering and deregistering only.
+    /// Used only to register and deregister.
     allocator: Mutex<Allocator>,
 }
 
 struct Allocator {
     free: Vec<u32>,
-    /// Given back, but turns may be under way that have seen them valid.
+    /// Freed, but turns under way may have seen them valid.
     retired: Vec<u32>,
     registered_octets: u64,
     keys: KeyStream,
 }
 
-/// A slot: one cache line. All but the state are written only while the state is not valid and no turn that saw it valid
-/// is under way; so in a turn that has seen a valid state they stand still.
+/// A slot: one cache line. All but the state are written only while the state is invalid and no turn that saw it valid
+/// is under way. So they do not change within a turn that has seen a valid state.
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct Entry {
     /// STag in bits 0..32, then [`VALID`] and the other flags, the rights from bit [`ACCESS_SHIFT`] on, and from bit
-    /// [`GENERATION_SHIFT`] on how often the slot was given back.
+    /// [`GENERATION_SHIFT`] on how often the slot was freed.
     pub(crate) state: AtomicU64,
     /// Domain in the upper half, stream in the lower one.
     pub(crate) association: AtomicU64,
     /// Tagged offset of the first octet; `base + length` is at most 2^64.
     pub(crate) base: AtomicU64,
     pub(crate) length: AtomicU64,
-    /// The first octet; of a window its array of [`Piece`]s.
+    /// The first octet; for a window, its array of [`Piece`]s.
     pub(crate) start: AtomicPtr<u8>,
-    /// Of a window: how many pieces it has now.
+    /// For a window: the number of pieces in use.
     pub(crate) pieces: AtomicU32,
-    /// Of a window: the STag that the next bind must bring.
+    /// For a window: the STag of the next bind.
     pub(crate) expected: AtomicU32,
-    /// Of a window: how many it was allocated for.
+    /// For a window: the number of pieces allocated.
     pub(crate) most_pieces: AtomicU32,
     /// Pieces of windows that are bound to the region.
     pub(crate) bound: AtomicU32,
-    /// Of a durable region: the way to its committer.
+    /// For a durable region: the way to its committer.
     pub(crate) durable: AtomicPtr<Durable>,
 }
 
 /// The STag can be used.
 pub(crate) const VALID: u64 = 1 << 32;
-/// It is associated with one stream, else with all of a domain.
+/// It is associated with one stream; otherwise with a whole domain.
 pub(crate) const ONE_STREAM: u64 = 1 << 33;
-/// The slot is a window's: its memory is that of other regions.
+/// The slot is a window's: its memory belongs to other regions.
 pub(crate) const WINDOW: u64 = 1 << 34;
 /// An engine is binding the window.
 pub(crate) const BINDING: u64 = 1 << 35;
@@ -83,31 +83,31 @@ pub(crate) const BINDING: u64 = 1 << 35;
 pub(crate) const DURABLE: u64 = 1 << 36;
 /// A commit of the region writes caches back.
 pub(crate) const PERSISTENT: u64 = 1 << 38;
-/// What peers write there is to be durable before a later message of theirs is told.
+/// Peers' writes there must be durable before their next message is delivered.
 pub(crate) const TRANSPARENT: u64 = 1 << 37;
 /// The owner of the window chooses the low eight bits of its STags.
 pub(crate) const OWNER_KEYS: u64 = 1 << 39;
 pub(crate) const ACCESS_SHIFT: u32 = 40;
 pub(crate) const GENERATION_SHIFT: u32 = 44;
-/// What tells a region from those that were in its slot before, also if its STag should be the same by chance.
+/// What distinguishes a region from earlier ones in its slot, even if the STags happen to be equal.
 pub(crate) const IDENTITY: u64 = 0xffff_ffff | u64::MAX << GENERATION_SHIFT;
 
-/// Slots that are given back together: one wait for them all.
+/// Slots that are freed together, with one wait for all.
 const RETIRED: usize = 64;
 
-/// How a region is kept, and whether messages wait for that.
+/// How a region is made durable, and whether messages wait for that.
 enum Keeping {
     Plain,
     Persistent(bool),
     Store(Box<Durable>, bool),
 }
 
-/// A durable or persistent region, or a window, was to be given back within a turn of the same thread.
+/// A durable or persistent region, or a window, cannot be freed within a turn of the same thread.
 #[derive(Debug)]
 pub(crate) struct InOwnTurn;
 
 impl InOwnTurn {
-    /// To be called when what must not be freed has been leaked.
+    /// Call it when the memory has been leaked.
     pub(crate) fn refuse(self) {
         // A second panic would hide the first.
         assert!(std::thread::panicking(), "a durable region or a window was dropped within a turn of the same thread");
@@ -124,9 +124,9 @@ fn association_of(scope: Scope) -> (u64, u64) {
 
 /// Where an access goes.
 pub(crate) enum Reached<'a> {
-    /// To the octets from here on.
+    /// Octets from here on.
     Memory(NonNull<u8>),
-    /// To a window, this far behind its first octet.
+    /// A window, at this distance from its first octet.
     Window(&'a Entry, u64),
 }
 
@@ -138,8 +138,8 @@ impl RegionTable {
     /// The largest number of regions in a table: it leaves eight bits for the key.
     pub const MAX_SLOTS: u32 = 1 << 24;
 
-    /// A table for `slots` regions (1 to [`MAX_SLOTS`](Self::MAX_SLOTS), nearest taken) of `quota` octets together. `seed`
-    /// decides the STags: to be drawn from the operating system in production.
+    /// A table for `slots` regions (clamped to 1..=[`MAX_SLOTS`](Self::MAX_SLOTS)) of `quota` octets together. `seed`
+    /// decides the STags: take it from the operating system in production.
     pub fn new(slots: u32, quota: u64, seed: u128) -> Arc<RegionTable> {
         RegionTable::with_engines(slots, quota, seed, Engines::new())
     }
@@ -164,10 +164,10 @@ impl RegionTable {
         })
     }
 
-    /// Registers `buffer`: gives it an STag with the rights `access` for the streams in `scope`.
+    /// Registers `buffer` with the rights `access` for the streams in `scope`, which gives it an STag.
     ///
     /// # Errors
-    /// The table is full or the quota would be exceeded; the buffer comes back.
+    /// The table is full or the quota would be exceeded. The error contains the buffer.
     pub fn register(
         self: &Arc<Self>,
         buffer: impl Into<RegionBuffer>,
@@ -178,11 +178,11 @@ impl RegionTable {
         self.register_as(buffer.into(), access, scope, base, Keeping::Plain)
     }
 
-    /// Registers persistent memory ([`RegionBuffer::persistent`]): a commit writes the caches of its octets back, in
-    /// the engine's own turns. `transparent` as for [`register_durable`](Self::register_durable).
+    /// Registers persistent memory ([`RegionBuffer::persistent`]): a commit writes back the caches of its octets, in
+    /// the engine's turns. `transparent` as for [`register_durable`](Self::register_durable).
     ///
     /// # Errors
-    /// As [`register`](Self::register); the buffer comes back.
+    /// As [`register`](Self::register).
     pub fn register_persistent(
         self: &Arc<Self>,
         buffer: RegionBuffer,
@@ -194,14 +194,14 @@ impl RegionTable {
         self.register_as(buffer, access, scope, base, Keeping::Persistent(transparent))
     }
 
-    /// Registers `buffer` as a durable region, whose octets a commit makes durable in `store`. What the store holds at the
-    /// beginning is the caller's affair. With `transparent`, a message of a peer that is told to the application is told only
-    /// when what the peer wrote there before is durable.
+    /// Registers `buffer` as a durable region: a commit makes its octets durable in `store`. The caller sees to it that
+    /// both begin with the same contents. With `transparent`, a peer's message is delivered only when what the peer
+    /// wrote there before is durable.
     ///
-    /// Somebody has to let the committer run, or commits are never answered.
+    /// The committer must run, or commits are never answered.
     ///
     /// # Errors
-    /// As [`register`](Self::register); the buffer comes back.
+    /// As [`register`](Self::register).
     pub fn register_durable(
         self: &Arc<Self>,
         buffer: impl Into<RegionBuffer>,
@@ -262,8 +262,8 @@ impl RegionTable {
         Ok(Registration::new(self.clone(), index, stag, base, buffer, durable))
     }
 
-    /// Takes a slot for a window of at most `pieces` pieces (at least one) in a protection domain. It takes nothing of the
-    /// quota of octets: its memory is that of regions.
+    /// Allocates a window of at most `pieces` pieces (at least one) in a protection domain. It uses nothing of the
+    /// quota, since its memory belongs to regions.
     ///
     /// # Errors
     /// The table is full.
@@ -332,7 +332,7 @@ impl RegionTable {
         loop {
             let key = allocator.keys.next() as u32 & ((1 << self.key_bits) - 1);
             let stag = index << self.key_bits | key;
-            // Not the slot's last one, and not 0, which stands for "no STag" in many places.
+            // Not the slot's last one, and not 0, which often means "no STag".
             if stag != former && stag != 0 {
                 break stag;
             }
@@ -395,16 +395,16 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Takes a region out of the table and waits until nothing uses it.
+    /// Removes a region and waits until nothing uses it.
     ///
-    /// There is nothing to wait for if the region is one stream's and its STag is not valid any more: the stream's engine, which
-    /// alone could use the memory, has made it so itself, between two accesses. An engine that serves a stranger who guesses
-    /// STags may be about to look at the slot all the same, so that is not used again before those turns have ended. A region
-    /// that can be made durable is waited for in any case: what was written there is kept without its STag.
+    /// There is no wait if the region belongs to one stream and its STag is invalid already: the stream's engine, which
+    /// alone could use the memory, has invalidated it between two accesses. Another engine may still be about to look
+    /// at the slot for a stranger who guesses STags, so the slot is not reused before the turns under way have ended. A
+    /// durable region is always waited for, since its octets are kept without its STag.
     ///
     /// # Errors
-    /// The calling thread is in a turn itself, in which it may hold a way to the region's committer, to its persistent memory, or
-    /// to the window's pieces: they must not be freed. The slot stays taken.
+    /// The calling thread is in a turn itself. It may hold the way to the committer, persistent memory or a window's
+    /// pieces, which must not be freed. The slot stays in use.
     pub(crate) fn deregister(&self, index: u32, octets: u64) -> Result<(), InOwnTurn> {
         let entry = &self.entries[index as usize];
         // In one step, so that an engine that is binding the window finds that it is too late.
@@ -424,7 +424,7 @@ impl RegionTable {
             self.transparent.fetch_sub(1, Relaxed);
         }
         if before & (VALID | WINDOW) == VALID | WINDOW {
-            // Under the lock: a region that the window was bound to may be going at the same time.
+            // Under the lock: a region of the window may be removed at the same time.
             self.unbind(entry);
         }
         allocator.registered_octets -= octets;
@@ -439,8 +439,8 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Makes retired slots free when no turn is under way that may look at them. The lock is held meanwhile, so that they are in one
-    /// of the lists to everybody else; no turn takes it.
+    /// Frees retired slots if no turn is under way that may look at them. The lock is held meanwhile, so others see
+    /// them in one of the lists; no turn takes it.
     fn free_retired(&self, allocator: &mut Allocator) {
         if allocator.retired.is_empty() {
             return;
@@ -458,7 +458,7 @@ impl RegionTable {
         allocator.free.push(index);
     }
 
-    /// Makes a region's STag invalid and waits until nothing uses it. The slot stays taken.
+    /// Invalidates a region's STag and waits until nothing uses it. The slot stays in use.
     pub(crate) fn revoke(&self, index: u32) {
         self.entries[index as usize].state.fetch_and(!VALID, AcqRel);
         self.grace_period().wait();
@@ -469,34 +469,34 @@ impl RegionTable {
         self.entries[index as usize].state.load(Acquire) & VALID != 0
     }
 
-    /// Makes an engine known to the table.
+    /// Registers an engine with the table.
     pub fn engine(self: &Arc<Self>) -> EngineEpoch {
         EngineEpoch::new(self.clone())
     }
 
-    /// The turns under way in other threads, which may still use an STag that has just been invalidated: what an engine
-    /// has to see the end of before it reports an invalidation that a peer asked for, if other engines may use the STag.
+    /// The turns under way in other threads that may still use an STag that was just invalidated. An engine must see
+    /// their end before it reports an invalidation by a peer, if other engines may use the STag.
     pub fn grace_period(&self) -> GracePeriod {
         self.engines.grace_period()
     }
 
-    /// How many regions there can be.
+    /// Most regions.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// How many octets can be registered.
+    /// Most registered octets.
     pub fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// How many regions are registered.
+    /// Registered regions.
     pub fn regions(&self) -> u32 {
         let allocator = self.allocator();
         self.slots - (allocator.free.len() + allocator.retired.len()) as u32
     }
 
-    /// How many octets are registered.
+    /// Registered octets.
     pub fn registered_octets(&self) -> u64 {
         self.allocator().registered_octets
     }
@@ -506,7 +506,7 @@ impl RegionTable {
     }
 
     fn allocator(&self) -> MutexGuard<'_, Allocator> {
-        // No code that holds the lock panics half-way.
+        // No holder of the lock panics midway.
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -523,17 +523,17 @@ impl RegionTable {
         (state & (VALID | 0xffff_ffff) == VALID | u64::from(stag)).then_some((entry, state))
     }
 
-    /// The slot that an STag names, whatever is in it. To be used within a turn.
+    /// The slot that an STag names, whatever it contains. Call it within a turn.
     pub(crate) fn slot(&self, stag: u32) -> Option<&Entry> {
         self.entries.get((stag >> self.key_bits) as usize)
     }
 
-    /// The entry at an index of one's own.
+    /// The entry at the caller's own index.
     pub(crate) fn entry(&self, index: u32) -> &Entry {
         &self.entries[index as usize]
     }
 
-    /// Where the octets of an access are that has to lie in one run.
+    /// The octets of an access that must be contiguous.
     #[inline]
     pub(crate) fn resolve(
         &self,
@@ -549,7 +549,7 @@ impl RegionTable {
         }
     }
 
-    /// Where the octets of an access are. A pointer is valid for them until the turn ends that the caller is in.
+    /// The octets of an access. A pointer is valid for them until the end of the caller's turn.
     ///
     /// An access of no octets needs neither offset nor bounds (RFC 5041 §5.2).
     #[inline]
@@ -585,11 +585,11 @@ impl RegionTable {
             return Ok(Reached::Window(entry, distance));
         }
         let start = entry.start.load(Relaxed).wrapping_add(distance as usize);
-        // Never null: it is within a region.
+        // Never null, since it is within a region.
         NonNull::new(start).map(Reached::Memory).ok_or(AccessError::InvalidStag)
     }
 
-    /// Revokes an STag on behalf of a peer. To be used within a turn.
+    /// Revokes an STag for a peer. Call it within a turn.
     pub(crate) fn invalidate(
         &self,
         association: Association,
@@ -606,7 +606,7 @@ impl RegionTable {
         if entry.bound.load(Acquire) != 0 {
             return Err(InvalidateError::Bound);
         }
-        // Not more than the flag: the slot may be another's by now.
+        // Clear only the flag: the slot may have a new owner by now.
         let identity = state & IDENTITY;
         let revoke = |now: u64| (now & (IDENTITY | VALID) == identity | VALID).then_some(now & !VALID);
         if entry.state.fetch_update(AcqRel, Acquire, revoke).is_err() {

@@ -1,4 +1,4 @@
-//! What an engine does with registered memory during a turn.
+//! Access to registered memory within an engine's turn.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -19,8 +19,8 @@ use crate::window::{BindPiece, Run};
 
 /// A turn of an engine, from [`EngineEpoch::enter`](crate::EngineEpoch::enter) until it is dropped.
 ///
-/// STags and offsets may come straight from the wire: each function checks them before it touches memory, and each
-/// segment anew, so that a revoked STag stops a message in its middle. Nothing that is resolved survives the call.
+/// STags and offsets may come straight from the wire: each function checks them before it touches memory. Each segment
+/// is checked anew, so revoking an STag stops a message midway. Nothing that is resolved outlives the call.
 pub struct Turn<'a> {
     table: &'a RegionTable,
     engine: &'a EngineState,
@@ -34,8 +34,8 @@ impl<'a> Turn<'a> {
         Turn { table, engine, one_thread: PhantomData }
     }
 
-    /// Whether `association` has the rights `need` to the `length` octets from `offset` on. An access of no octets needs
-    /// neither offset nor bounds.
+    /// Whether `association` has the rights `need` to the `length` octets from `offset` on. An access of no octets
+    /// needs neither offset nor bounds.
     ///
     /// # Errors
     /// The first of [`AccessError`]'s reasons that applies, in its order.
@@ -56,12 +56,12 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Copies `payload` into a region. Its last octets are stored last, with release ordering: who polls the last octet
-    /// with acquire ordering and finds it changed sees all the others, and those of earlier placements.
+    /// Copies `payload` into a region. The last octets are stored last, with release ordering: a thread that polls the
+    /// last octet with acquire ordering and sees it changed also sees all others, and those of earlier placements.
     ///
     /// # Errors
-    /// As [`check`](Self::check); then nothing has been stored, unless a region that a window is bound to was deregistered at
-    /// this very moment.
+    /// As [`check`](Self::check). Nothing was stored then, unless a region with a bound window was deregistered at this
+    /// moment.
     #[inline]
     pub fn place(
         &self,
@@ -137,8 +137,8 @@ impl<'a> Turn<'a> {
     }
 
     /// Copies octets of a region to `out`, as many as it holds, and continues the CRC32C register `register` over them
-    /// in the same pass (see [`kernels::crc32c_update`](crate::kernels::crc32c_update)). The result is the CRC of what
-    /// is in `out`, even if a peer changes the region meanwhile.
+    /// in the same pass (see [`kernels::crc32c_update`](crate::kernels::crc32c_update)). The CRC is that of `out`, even
+    /// if a peer changes the region meanwhile.
     ///
     /// # Errors
     /// As [`check`](Self::check); then `out` is unchanged.
@@ -186,8 +186,8 @@ impl<'a> Turn<'a> {
         Ok(target)
     }
 
-    /// Adds `data` to the word at `offset`, in the fields that `mask` marks, and gives the former value (RFC 7306 section
-    /// 5.1.1), in the machine's byte order.
+    /// Adds `data` to the word at `offset`, in the fields that `mask` marks, and returns the former value (RFC 7306
+    /// §5.1.1), in the machine's byte order.
     ///
     /// # Errors
     /// As [`check_atomic`](Self::check_atomic).
@@ -204,7 +204,7 @@ impl<'a> Turn<'a> {
         Ok(unsafe { atomics::fetch_add(target, data, mask) })
     }
 
-    /// Compares and swaps the word at `offset` and gives the former value (RFC 7306 section 5.1.2), in the machine's byte
+    /// Compares and swaps the word at `offset` and returns the former value (RFC 7306 §5.1.2), in the machine's byte
     /// order.
     ///
     /// # Errors
@@ -221,18 +221,18 @@ impl<'a> Turn<'a> {
         Ok(unsafe { atomics::compare_swap(target, operands) })
     }
 
-    /// Invalidates an STag because a peer asked for it by a Send with Invalidate (RFC 5040 §5.3). The memory stays with
-    /// its owner; the slot is taken until the registration is dropped.
+    /// Invalidates an STag for a peer's Send with Invalidate (RFC 5040 §5.3). The memory stays with its owner, and the
+    /// slot stays in use until the registration is dropped.
     ///
-    /// An STag of one stream can be invalidated by the peer of this stream. One of a protection domain is shared by the
-    /// streams of the domain and can be invalidated only if the domain has a single one (RFC 5040 §8.1.1):
-    /// `domain_is_shared` says whether it has more.
+    /// An STag of one stream can be invalidated by that stream's peer. One of a protection domain is shared by the
+    /// domain's streams, and can be invalidated only if there is a single one (RFC 5040 §8.1.1); `domain_is_shared`
+    /// says whether there are more.
     ///
-    /// From the next access on it is invalid. Turns of other engines that are under way may have looked before; if they
-    /// may use this STag, [`RegionTable::grace_period`] tells when they have ended.
+    /// The next access finds it invalid. Other engines may have seen it valid in their current turns. If they may use
+    /// this STag, [`RegionTable::grace_period`] tells when those turns have ended.
     ///
     /// # Errors
-    /// Why it was not invalidated; it is as before then.
+    /// Why it was not invalidated. Nothing has changed then.
     pub fn invalidate(
         &self,
         association: Association,

@@ -1,12 +1,12 @@
 //! STags without memory of their own: memory windows, and regions that are registered by a work request.
 //!
-//! A window is a slot of the table whose memory is that of regions. An engine binds it within a turn, to one stream and to a
-//! list of pieces that lie behind each other in the window's tagged offsets, and invalidates it on behalf of the owner or of
-//! the peer; each bind brings an STag with a new key. Nothing of it takes a lock or waits.
+//! A window is a slot of the table whose memory belongs to regions. An engine binds it within a turn, to one stream and
+//! a list of pieces that are consecutive in the window's tagged offsets. It also invalidates it for the owner or the
+//! peer. Each bind brings an STag with a new key. None of this takes a lock or waits.
 //!
-//! A piece names its region by identity (STag and generation of the slot), and each access looks whether that region is
-//! still valid. So a region that is deregistered takes the access through its windows along, without having to know them;
-//! it counts them only because a peer may not invalidate an STag that windows are bound to.
+//! A piece names its region by identity (STag and generation of the slot), and each access checks that the region is
+//! still valid. So deregistering a region also ends access through its windows, without a list of them. Windows are
+//! only counted, because a peer may not invalidate an STag to which windows are bound.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -40,15 +40,15 @@ pub struct ForeignStag;
 /// because a defective application may have two engines look at it at once, and what they get from it is checked again.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
-    /// What [`IDENTITY`] leaves of the region's state.
+    /// The [`IDENTITY`] bits of the region's state.
     region: AtomicU64,
-    /// How far behind the region's first octet the piece begins.
+    /// Distance of the piece from the region's first octet.
     distance: AtomicU64,
     /// Where the piece ends in the window.
     end: AtomicU64,
 }
 
-/// A part of a region that a window is to be bound to.
+/// A part of a region to which a window is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindPiece {
     /// STag of the region.
@@ -59,8 +59,8 @@ pub struct BindPiece {
     pub length: u64,
 }
 
-/// A slot for windows, as its owner sees it. Dropping it invalidates the STag and gives the slot back. Within a
-/// [`Turn`](crate::Turn) of the same thread that panics.
+/// A window, for its owner. Dropping it invalidates the STag and frees the slot; within a [`Turn`](crate::Turn) of the
+/// same thread that panics.
 pub struct Window {
     table: Arc<RegionTable>,
     index: u32,
@@ -86,7 +86,7 @@ impl Window {
         Window { table, index, stag, key_bits, keys: KeyStream::new(seed), owner_keys, pieces }
     }
 
-    /// The STag that [`next_stag`](Self::next_stag) gave last; one that was never valid before that.
+    /// The latest STag of [`next_stag`](Self::next_stag); before that, one that was never valid.
     #[inline]
     pub fn stag(&self) -> u32 {
         self.stag
@@ -144,7 +144,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // Waits for turns that may look at the pieces, which are freed after this.
+        // Waits for turns that may look at the pieces, which are then freed.
         if let Err(refused) = self.table.deregister(self.index, 0) {
             std::mem::forget(std::mem::take(&mut self.pieces));
             refused.refuse();
