@@ -90,7 +90,7 @@ pub(crate) unsafe fn compare_swap(target: NonNull<u8>, operands: &CompareSwap) -
 mod tests {
     use super::*;
 
-    /// Old value, add data, add mask, new value: computed from the pseudo code of RFC 7306 section 5.1.1.
+    /// Old value, add data, add mask, new value: computed from the pseudo code of RFC 7306 §5.1.1.
     const ADDITIONS: [[u64; 4]; 7] = [
         [0x0000_0000_ffff_fffe, 5, 0, 0x0000_0001_0000_0003],
         [u64::MAX, 1, 0, 0],
@@ -100,7 +100,7 @@ mod tests {
         [0x7fff_ffff_ffff_ffff, 1, u64::MAX, 0x7fff_ffff_ffff_fffe],
         [0x1234, 0, 0, 0x1234],
     ];
-    /// Old value, compare data, compare mask, swap data, swap mask, new value (RFC 7306 section 5.1.2).
+    /// Old value, compare data, compare mask, swap data, swap mask, new value (RFC 7306 §5.1.2).
     const SWAPS: [[u64; 6]; 5] = [
         [
             0xaabb_ccdd_eeff_0011,

@@ -12,11 +12,11 @@ use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::work::{Completion, URGENT_COMPLETION};
 use uwarp_ring::{Consumer, Gauge, Notifier};
 
-/// What a completion queue's users share: dropped by the last of them, which is when the engines forget the queue.
+/// The part of a completion queue that its users share. When the last of them drops it, the engines forget the queue.
 #[derive(Debug)]
 pub(crate) struct CompletionQueueCore {
     pub(crate) id: CompletionQueueId,
-    // Not the whole of the context: dropped queue pairs that linger inside of the context hold this.
+    // Not the whole context: lingering queue pairs, which the context holds, hold this.
     core: Arc<Core>,
     notifier: Arc<Notifier>,
     entries: Mutex<Entries>,
@@ -104,19 +104,19 @@ impl Drop for CompletionQueueCore {
         for engine in &self.core.engines {
             engine.command(Command::RemoveCompletionQueue { queue: self.id });
         }
-        // The engines hear of a next queue of this number after they have forgotten this one.
+        // The engines forget this queue before they learn of the next one with its number.
         self.core.completion_queues.put(self.id.0);
     }
 }
 
 /// A queue of completions, filled by the engines and emptied by one thread.
 ///
-/// It has a lane per engine: the order of completions is promised within a queue pair only. Each lane holds as many
-/// completions as the queue is deep; one that does not fit puts its queue pair into the error state and raises
-/// [`AsyncEvent::CompletionQueueOverflow`](crate::AsyncEvent::CompletionQueueOverflow), so give the queue at least the
-/// depths of all send and receive queues that use it.
+/// It has a lane for each engine. The order of completions is guaranteed only within a queue pair. Each lane holds as
+/// many completions as the queue's depth. One that does not fit puts its queue pair into the error state and raises
+/// [`AsyncEvent::CompletionQueueOverflow`](crate::AsyncEvent::CompletionQueueOverflow). So make the queue at least as
+/// deep as all send and receive queues that use it together.
 ///
-/// Queue pairs keep what they need of it: dropping it early loses its completions and nothing else.
+/// Queue pairs keep what they need of it: dropping it early loses only its completions.
 #[derive(Debug)]
 pub struct CompletionQueue {
     core: Arc<CompletionQueueCore>,
@@ -132,7 +132,7 @@ pub struct CompletionQueue {
     inline: bool,
 }
 
-/// Empty polls of a threaded queue after which the core is offered to others.
+/// Empty polls of a threaded queue before the core is yielded.
 const POLLS_BEFORE_YIELD: u32 = 256;
 
 impl CompletionQueue {
@@ -188,7 +188,7 @@ impl CompletionQueue {
         &self.core
     }
 
-    /// Completions that each lane holds at least.
+    /// Least number of completions that each lane holds.
     pub fn depth(&self) -> usize {
         self.depth
     }
@@ -283,7 +283,7 @@ impl CompletionQueue {
         count
     }
 
-    /// Takes one completion.
+    /// Takes one completion, if there is one.
     #[inline]
     pub fn poll_one(&mut self) -> Option<Completion> {
         let mut one = [Completion::default()];
@@ -340,7 +340,7 @@ impl CompletionQueue {
             if remaining.is_zero() {
                 return Ok(false);
             }
-            // A limit on each sleep, so that even a defect could not make it endless.
+            // A limit on each sleep, so that not even a defect makes it endless.
             self.core
                 .notifier
                 .wait(Some(remaining.min(Duration::from_secs(1))))
@@ -365,7 +365,7 @@ impl CompletionQueue {
         }
     }
 
-    /// As [`poll`](Self::poll), but waits until there is a completion, or the time is over (0). What is there after a wait is
+    /// As [`poll`](Self::poll), but waits for a completion; 0 after the time limit. Completions found after a wait are
     /// taken without another turn of an inline engine.
     ///
     /// # Errors
@@ -377,7 +377,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits for one completion; `None` when the time is over.
+    /// Waits for one completion; `None` after the time limit.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Completion>, Error> {
         if let Some(completion) = self.poll_one() {
             return Ok(Some(completion));

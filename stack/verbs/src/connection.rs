@@ -1,4 +1,4 @@
-//! Listening, connecting, accepting, rejecting.
+//! Connections: listening, connecting, accepting, rejecting.
 
 use crate::context::Shared;
 use crate::core::NoReply;
@@ -160,7 +160,7 @@ impl ConnectOptions {
     }
 }
 
-/// Wishes for a new connection as its responder.
+/// Options of a responder's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptOptions {
     /// Octets for the initiator, at most [`MAX_PRIVATE_DATA`] (512 if it speaks revision 1).
@@ -265,7 +265,7 @@ impl From<EstablishedEvent> for Established {
 /// How a listener is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Requests that may wait to be answered; further ones are refused.
+    /// Connections that may wait to be answered. Further SYNs are ignored, and the peer retransmits them.
     pub backlog: usize,
     /// The own address to listen on; `None` is all of them.
     pub address: Option<IpAddr>,

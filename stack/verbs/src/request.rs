@@ -1,4 +1,4 @@
-//! Requests that are posted to a queue pair.
+//! Work requests for a queue pair.
 
 use crate::error::PostErrorReason;
 use uwarp_engine::command::Features;
@@ -17,9 +17,9 @@ const ORIGINAL_LEN: u32 = 8;
 /// What a send request carries.
 #[derive(Clone, Copy, Debug)]
 enum Payload<'a> {
-    /// Registered memory, read (or, by a Read, written) when the engine gets to it.
+    /// Registered memory, read (or, by a Read, written) when the engine processes the request.
     Entries(&'a [Sge]),
-    /// Octets that are copied into the work queue now, so that their memory is free when posting returns.
+    /// Octets that are copied into the work queue now. Their memory is free when posting returns.
     Inline(&'a [u8]),
     /// [`AtomicOperands`].
     Operands([u8; AtomicOperands::LEN]),
@@ -27,11 +27,12 @@ enum Payload<'a> {
     OperandsInto { operands: [u8; AtomicOperands::LEN], stag: u32, fits: bool },
 }
 
-/// One request for the send queue: a Send, an RDMA Write, an RDMA Read, Immediate Data, an atomic operation, or a local operation.
+/// A request for the send queue: a Send, an RDMA Write, an RDMA Read, Immediate Data, an atomic operation, a Commit, or
+/// a local operation.
 ///
-/// The SGEs and the inline data are copied when it is posted; the memory that SGEs name belongs to the operation until it
-/// completes. Without [`signalled`](Self::signalled) a success makes no completion, and the next signalled completion of the
-/// queue pair stands for all before it.
+/// SGEs and inline data are copied when it is posted. The memory that SGEs name belongs to the operation until it
+/// completes. Without [`signalled`](Self::signalled) a success generates no completion; the next signalled completion
+/// of the queue pair also stands for all requests before it.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a request does nothing until it is posted"]
 pub struct SendRequest<'a> {
@@ -51,7 +52,7 @@ impl<'a> SendRequest<'a> {
         Self { id, opcode, flags: SendFlags::empty(), stag: 0, remote_offset: 0, payload, trailer: 0 }
     }
 
-    /// A Send (RFC 5040 §4.3) of registered memory; it takes the peer's next receive. `id` comes back in the completion.
+    /// A Send (RFC 5040 §4.3) of registered memory, which takes the peer's next receive. The completion contains `id`.
     pub fn send(id: u64, entries: &'a [Sge]) -> Self {
         Self::new(id, SendOpcode::Send, Payload::Entries(entries))
     }
@@ -61,7 +62,7 @@ impl<'a> SendRequest<'a> {
         Self::new(id, SendOpcode::Send, Payload::Inline(octets))
     }
 
-    /// An RDMA Write (RFC 5040 §4.2) of registered memory to the peer's region `remote_stag` from tagged offset
+    /// An RDMA Write (RFC 5040 §4.2) of registered memory to the peer's region `remote_stag`, from tagged offset
     /// `remote_offset` on.
     pub fn write(id: u64, entries: &'a [Sge], remote_stag: u32, remote_offset: u64) -> Self {
         Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Write, Payload::Entries(entries)) }
@@ -72,8 +73,8 @@ impl<'a> SendRequest<'a> {
         Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Write, Payload::Inline(octets)) }
     }
 
-    /// An RDMA Read (RFC 5040 §4.4) from the peer's region `remote_stag`, tagged offset `remote_offset`, into `sink`. iWARP
-    /// has one sink per read: a slice of one SGE, made with [`std::slice::from_ref`] or as `&[sge]`.
+    /// An RDMA Read (RFC 5040 §4.4) from the peer's region `remote_stag`, tagged offset `remote_offset`, into `sink`.
+    /// An iWARP Read has one sink: a slice of one SGE, such as `&[sge]`.
     pub fn read(id: u64, sink: &'a [Sge], remote_stag: u32, remote_offset: u64) -> Self {
         Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Read, Payload::Entries(sink)) }
     }
@@ -86,9 +87,9 @@ impl<'a> SendRequest<'a> {
         Self { remote_offset: data, ..Self::new(id, SendOpcode::Immediate, Payload::Entries(&[])) }
     }
 
-    /// Puts immediate data behind a Write, as one request with one completion: the peer gets the data when all of the Write
-    /// is in its memory. Both leave in one TCP segment if they fit. It takes the room of one SGE more in the send queue. Has
-    /// no effect on other operations.
+    /// Appends immediate data to a Write, as one request with one completion. The peer gets the data when all of the
+    /// Write is in its memory. Both leave in one TCP segment if they fit. It takes as much of the send queue as another
+    /// SGE. No effect on other operations.
     pub fn with_immediate(mut self, data: u64) -> Self {
         if self.opcode == SendOpcode::Write {
             self.opcode = SendOpcode::WriteImmediate;
@@ -105,22 +106,22 @@ impl<'a> SendRequest<'a> {
         Self::fetch_add_masked(id, remote_stag, remote_offset, add, 0)
     }
 
-    /// As [`fetch_add`](Self::fetch_add) for several fields in one word: a bit of `mask` marks the most significant bit of a
-    /// field, and no carry leaves it.
+    /// As [`fetch_add`](Self::fetch_add), for several fields in one word. A bit of `mask` marks the most significant
+    /// bit of a field, whose carry is dropped.
     pub fn fetch_add_masked(id: u64, remote_stag: u32, remote_offset: u64, add: u64, mask: u64) -> Self {
         // The fields that a FetchAdd does not use have these values (RFC 7306 §5.2.1).
         let operands = AtomicOperands { add_swap: add, add_swap_mask: mask, compare: 0, compare_mask: u64::MAX };
         Self::atomic(id, SendOpcode::FetchAdd, remote_stag, remote_offset, operands)
     }
 
-    /// CmpSwap (RFC 7306 §5.1.2): if the eight octets at `remote_offset` of the peer's region are `compare`, they become
-    /// `swap`. Otherwise as [`fetch_add`](Self::fetch_add).
+    /// CmpSwap (RFC 7306 §5.1.2): if the eight octets at `remote_offset` of the peer's region equal `compare`, they
+    /// become `swap`. Otherwise like [`fetch_add`](Self::fetch_add).
     pub fn compare_swap(id: u64, remote_stag: u32, remote_offset: u64, compare: u64, swap: u64) -> Self {
         let operands = CompareSwap { compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX };
         Self::compare_swap_masked(id, remote_stag, remote_offset, &operands)
     }
 
-    /// As [`compare_swap`](Self::compare_swap), of some bits only.
+    /// As [`compare_swap`](Self::compare_swap), for some bits only.
     pub fn compare_swap_masked(id: u64, remote_stag: u32, remote_offset: u64, operands: &CompareSwap) -> Self {
         let operands = AtomicOperands {
             add_swap: operands.swap,
@@ -146,18 +147,18 @@ impl<'a> SendRequest<'a> {
         Self { stag, remote_offset, ..Self::new(id, opcode, Payload::Operands(operands.to_octets())) }
     }
 
-    /// RDMA Commit (draft-talpey-rdma-commit §3.2): asks the peer to make octets of its memory durable, which it answers when
-    /// they are. `regions` names them as SGEs that mean the peer's STags and tagged offsets, up to [`MAX_COMMIT_REGIONS`]
-    /// and what fits a segment; each needs `REMOTE_WRITE`. How it ended is
-    /// [`Completion::commit_status`](crate::Completion::commit_status): a failure completes with
-    /// [`Status::CommitFailed`](crate::Status::CommitFailed) and the connection goes on. It covers what this queue pair wrote
-    /// before it. Both sides must have agreed on [`Features::commit`]. It takes one of the slots of reads (ORD).
+    /// RDMA Commit (draft-talpey-rdma-commit §3.2): asks the peer to make octets of its memory durable. The peer
+    /// answers when they are. `regions` names them by SGEs with the peer's STags and tagged offsets: up to
+    /// [`MAX_COMMIT_REGIONS`], and what fits a segment. Each needs `REMOTE_WRITE`. It covers what this queue pair wrote
+    /// before. The result is [`Completion::commit_status`](crate::Completion::commit_status); a failure completes with
+    /// [`Status::CommitFailed`](crate::Status::CommitFailed), and the connection continues. Both sides must have agreed
+    /// on [`Features::commit`]. It takes one of the slots of Reads (ORD).
     pub fn commit(id: u64, regions: &'a [Sge]) -> Self {
         Self::new(id, SendOpcode::Commit, Payload::Entries(regions))
     }
 
-    /// Puts a Commit of what a Write writes behind it, as one request with one completion, which is that of the Commit. Both
-    /// leave in one TCP segment if they fit. Has no effect on other operations.
+    /// Appends to a Write a Commit of what it writes, as one request, which completes with the Commit. Both leave in
+    /// one TCP segment if they fit. No effect on other operations.
     pub fn with_commit(mut self) -> Self {
         if self.opcode == SendOpcode::Write {
             self.opcode = SendOpcode::WriteCommit;
@@ -165,12 +166,12 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    /// Makes an STag of this side invalid (RFC 5040 §5.3 has the peer do that by a Send with Invalidate): that of a
-    /// [`MemoryWindow`](crate::MemoryWindow) or [`FastRegion`](crate::FastRegion) bound to this queue pair, or of a region
-    /// registered for it alone. It happens in its place among the posted work; nothing is sent. Reads that are still to
-    /// place their data there fail: [`fence`](Self::fenced) against them. An STag that is not valid, that other queue pairs
-    /// use, or that windows are bound to fails with [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the
-    /// connection.
+    /// Invalidates an STag of this side: that of a [`MemoryWindow`](crate::MemoryWindow) or
+    /// [`FastRegion`](crate::FastRegion) bound to this queue pair, or of a region registered for it alone. (The peer
+    /// can do the same by a Send with Invalidate, RFC 5040 §5.3.) It takes its turn in the posted work; nothing is
+    /// sent. Reads that are still to place data there fail: use a [`fence`](Self::fenced). It fails with
+    /// [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the connection, if the STag is invalid,
+    /// is used by other queue pairs, or has bound windows.
     pub fn local_invalidate(id: u64, stag: u32) -> Self {
         Self { stag, ..Self::new(id, SendOpcode::LocalInvalidate, Payload::Entries(&[])) }
     }
@@ -181,19 +182,21 @@ impl<'a> SendRequest<'a> {
         Self { stag, remote_offset: base, trailer, ..Self::new(id, SendOpcode::Bind, Payload::Entries(pieces)) }
     }
 
-    /// Asks for a completion on success. A failure makes one in any case.
+    /// Asks for a completion on success. A failure always generates one.
     pub fn signalled(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::SIGNALLED);
         self
     }
 
-    /// Makes a Send or Immediate Data raise a solicited event at the peer (RFC 5040 §4.3). Has no effect on other operations.
+    /// Makes a Send or Immediate Data raise a solicited event at the peer (RFC 5040 §4.3). No effect on other
+    /// operations.
     pub fn solicited(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::SOLICITED);
         self
     }
 
-    /// Makes a Send revoke the peer's STag when it is delivered (Send with Invalidate). Has no effect on other operations.
+    /// Makes a Send invalidate the peer's STag when it is delivered (Send with Invalidate). No effect on other
+    /// operations.
     pub fn invalidate(mut self, peer_stag: u32) -> Self {
         if self.opcode == SendOpcode::Send {
             self.opcode = SendOpcode::SendInvalidate;
@@ -202,19 +205,19 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    /// Starts this request only when all earlier reads and atomics of the queue pair have completed.
+    /// Starts this request only when all earlier Reads and atomics of the queue pair have completed.
     pub fn fenced(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::FENCE);
         self
     }
 
-    /// Completes this request when the peer's TCP has acknowledged it, not when its memory may be reused.
+    /// Completes this request when the peer's TCP has acknowledged it, instead of when its memory may be reused.
     pub fn complete_on_ack(mut self) -> Self {
         self.flags = self.flags.union(SendFlags::COMPLETE_ON_ACK);
         self
     }
 
-    /// Checks the request against a queue pair's limits and gives the head of its element.
+    /// Checks the request against a queue pair's limits and returns the head of its element.
     #[inline]
     pub(crate) fn element(&self, limits: &SendLimits) -> Result<(SendElement, &[Sge], &[u8]), PostErrorReason> {
         let mut flags = self.flags.union(limits.always);
@@ -264,7 +267,7 @@ impl<'a> SendRequest<'a> {
             stag: self.stag,
             remote_offset: self.remote_offset,
             length,
-            // At most the queue pair's limit, which is far below 256; a longer list of a Commit is refused below.
+            // The queue pair's limit is far below 256; a longer list of a Commit is refused below.
             entries: u8::try_from(entries.len()).unwrap_or(u8::MAX),
         };
         if !self.opcode.is_send_or_write() {
@@ -277,7 +280,7 @@ impl<'a> SendRequest<'a> {
         if matches!(self.opcode, SendOpcode::WriteImmediate) { MAX_INLINE - 8 } else { MAX_INLINE }
     }
 
-    /// What the less common operations need beyond the others.
+    /// Checks and completes the element of a less common operation.
     fn rare(&self, element: SendElement, limits: &SendLimits) -> Result<SendElement, PostErrorReason> {
         match self.opcode {
             SendOpcode::Immediate | SendOpcode::WriteImmediate if !limits.features.immediate => {
@@ -306,7 +309,7 @@ impl<'a> SendRequest<'a> {
         })
     }
 
-    /// The slots of the request, from what [`element`](Self::element) gave.
+    /// Encodes the request's slots, from what [`element`](Self::element) returned.
     #[inline]
     pub(crate) fn encode(&self, element: &SendElement, entries: &[Sge], inline: &[u8], mut write: impl FnMut(Slot)) {
         if matches!(
@@ -320,7 +323,7 @@ impl<'a> SendRequest<'a> {
         }
     }
 
-    /// The slots of a request with a trailer, which stands behind its entries or its inline data.
+    /// Encodes a request with a trailer, which follows its entries or inline data.
     #[cold]
     fn encode_with_trailer(&self, element: &SendElement, mut write: impl FnMut(Slot)) {
         let mut entries = [Sge::default(); MAX_SEND_ENTRIES];
@@ -352,18 +355,18 @@ impl<'a> SendRequest<'a> {
     }
 }
 
-/// What a queue pair allows in its send queue.
+/// Limits of a queue pair's send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     pub(crate) entries: usize,
     pub(crate) inline: usize,
     /// Flags that every element gets.
     pub(crate) always: SendFlags,
-    /// What was agreed with the peer.
+    /// The features agreed with the peer.
     pub(crate) features: Features,
 }
 
-/// One request for the receive queue: where the next Send of the peer goes.
+/// A request for the receive queue: memory for the peer's next Send.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a request does nothing until it is posted"]
 pub struct ReceiveRequest<'a> {
@@ -372,8 +375,8 @@ pub struct ReceiveRequest<'a> {
 }
 
 impl<'a> ReceiveRequest<'a> {
-    /// A receive into registered memory with local write access, filled in the order of the SGEs. `id` comes back in the
-    /// completion. No SGE at all takes an empty Send.
+    /// A receive into registered memory with local write access, filled in the order of the SGEs. The completion
+    /// contains `id`. Without SGEs it takes an empty Send.
     pub fn new(id: u64, entries: &'a [Sge]) -> Self {
         Self { id, entries }
     }

@@ -8,15 +8,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use uwarp_engine::shared::{MAX_SHARED_ENTRIES, SharedReceiveQueueId, SharedReceives};
 
-/// How a shared receive queue is made.
+/// Options of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedReceiveOptions {
-    /// Receives that it holds at least.
+    /// Receives that it holds, at least.
     pub depth: usize,
-    /// Most receives that one queue pair may have taken and the application not given back
-    /// ([`SharedReceiveQueue::give_back`]). A peer that sends more ends its own connection, and
-    /// [`AsyncEvent::SharedReceivesExceeded`](crate::AsyncEvent::SharedReceivesExceeded) says so. Left out: no bound, and
-    /// nothing has to be given back.
+    /// Most receives that one queue pair may have taken and the application not returned
+    /// ([`SharedReceiveQueue::give_back`]). A peer that sends more loses its connection, and
+    /// [`AsyncEvent::SharedReceivesExceeded`](crate::AsyncEvent::SharedReceivesExceeded) reports it. `None`: no bound,
+    /// and nothing needs to be returned.
     pub share: Option<u32>,
 }
 
@@ -26,12 +26,12 @@ impl Default for SharedReceiveOptions {
     }
 }
 
-/// Receives that several queue pairs of a protection domain take from, so that memory for messages is shared by connections that
-/// do not all speak at once.
+/// A receive queue for several queue pairs of a protection domain. Connections that do not all receive at once share
+/// its memory.
 ///
-/// Its receives complete to the receive queue's completion queue of the queue pair whose message took them, in the order of
-/// that queue pair's messages. A message that finds none ends its connection, as it does on a queue of its own: set a limit
-/// ([`set_limit`](Self::set_limit)) to be told in time. Receives that nobody has taken are not flushed when a connection ends.
+/// A receive completes to the receive completion queue of the queue pair whose message took it, in the order of that
+/// queue pair's messages. A message that finds none ends its connection, as on a queue of its own: set a limit
+/// ([`set_limit`](Self::set_limit)) for an early warning. Unused receives are not flushed when a connection ends.
 ///
 /// [`AsyncEvent::LastReceiveReached`](crate::AsyncEvent::LastReceiveReached) says when a queue pair takes no more from it.
 ///
@@ -71,16 +71,16 @@ impl SharedReceiveQueue {
         self.shared.id == context && self.domain == domain
     }
 
-    /// The number that events name it by.
+    /// Its number, for events.
     pub fn id(&self) -> SharedReceiveQueueId {
         self.receives.id()
     }
 
-    /// Posts receives, in order, and returns their number; each has at most
-    /// [`MAX_SHARED_SGE`](crate::MAX_SHARED_SGE) SGEs.
+    /// Posts receives in order and returns their number. Each has at most [`MAX_SHARED_SGE`](crate::MAX_SHARED_SGE)
+    /// SGEs.
     ///
     /// # Errors
-    /// How many were posted before one that does not fit; nothing is lost.
+    /// One does not fit. The error says how many were posted before it; nothing is lost.
     pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
         for (posted, request) in requests.iter().enumerate() {
             let (element, entries) =
@@ -90,34 +90,34 @@ impl SharedReceiveQueue {
         Ok(requests.len())
     }
 
-    /// The application is done with `count` messages that came by the queue pair with this number
-    /// ([`Completion::queue_pair`](crate::Completion#structfield.queue_pair)): they do not count in its share any more.
+    /// Returns `count` receives, whose messages came through the queue pair with this number
+    /// ([`Completion::queue_pair`](crate::Completion#structfield.queue_pair)): they no longer count in its share.
     pub fn give_back(&self, queue_pair: u32, count: u32) {
         self.receives.give_back(queue_pair, count);
     }
 
-    /// How many receives a queue pair has taken and not been given back.
+    /// Receives that a queue pair has taken and the application not returned.
     pub fn taken_by(&self, queue_pair: u32) -> u32 {
         self.receives.taken_by(queue_pair)
     }
 
-    /// Raises [`AsyncEvent::SharedReceivesLow`](crate::AsyncEvent::SharedReceivesLow) once, when a message leaves fewer than
-    /// `limit` receives; 0 takes that back.
+    /// Raises [`AsyncEvent::SharedReceivesLow`](crate::AsyncEvent::SharedReceivesLow) once, when a message leaves fewer
+    /// than `limit` receives; 0 cancels that.
     pub fn set_limit(&self, limit: usize) {
         self.receives.set_limit(limit);
     }
 
-    /// The limit that was set and has not been reached.
+    /// The limit that is set and has not been reached.
     pub fn limit(&self) -> usize {
         self.receives.limit()
     }
 
-    /// Receives that nobody has taken.
+    /// Unused receives.
     pub fn len(&self) -> usize {
         self.receives.len()
     }
 
-    /// Whether all have been taken.
+    /// Whether there are no unused receives.
     pub fn is_empty(&self) -> bool {
         self.receives.is_empty()
     }

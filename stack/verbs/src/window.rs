@@ -8,11 +8,11 @@ use std::sync::Arc;
 use uwarp_engine::work::{MAX_SEND_ENTRIES, Sge};
 use uwarp_memory::{Access, DomainId, Window};
 
-/// The most pieces that a [`FastRegion`] can be made of.
+/// Most pieces of a [`FastRegion`].
 pub const MAX_PIECES: usize = MAX_SEND_ENTRIES - 1;
 
-/// A memory window: rights of the peer to a part of a region, given and taken by work requests of a queue pair (type 2 of
-/// the verbs: the binding belongs to that queue pair, and the peer's Send with Invalidate may end it).
+/// A memory window: rights of the peer to a part of a region, granted and revoked by work requests of a queue pair. It
+/// is of type 2 in the verbs: the binding belongs to that queue pair, and the peer's Send with Invalidate may end it.
 ///
 /// ```
 /// # use uwarp::{Access, Config, Context};
@@ -28,7 +28,7 @@ pub const MAX_PIECES: usize = MAX_SEND_ENTRIES - 1;
 /// # Ok::<(), uwarp::Error>(())
 /// ```
 ///
-/// Dropping it takes the rights back and waits until no engine uses them.
+/// Dropping it revokes the rights and waits until no engine uses them.
 #[derive(Debug)]
 pub struct MemoryWindow {
     window: Window,
@@ -37,12 +37,11 @@ pub struct MemoryWindow {
     access: Access,
 }
 
-/// A region that is made and unmade by work requests of a queue pair (fast registration): an STag of that queue pair's, with a
-/// fresh key each time, over pieces of regions that lie behind each other. Both sides use it like a region, as far as its
-/// rights go.
+/// A region that work requests of a queue pair register and invalidate (fast registration): an STag of that queue pair,
+/// with a new key each time, over consecutive pieces of regions. Both sides use it like a region, within its rights.
 ///
-/// The pieces' regions have to be there as long as it is used: an access through it fails once one of them was deregistered.
-/// Dropping it invalidates the STag and waits until no engine uses it.
+/// The pieces' regions must exist while it is in use: an access fails after one of them was deregistered. Dropping it
+/// invalidates the STag and waits until no engine uses it.
 #[derive(Debug)]
 pub struct FastRegion {
     window: Window,
@@ -84,16 +83,15 @@ impl MemoryWindow {
         Ok(Self { window: allocate(shared, domain, 1)?, base: 0, length: 0, access: Access::LOCAL_READ })
     }
 
-    /// The request that binds the window to `part` of a region of the same domain, with remote rights only. It brings a new
-    /// STag; post it before any later one of this window is made. The part keeps its tagged offsets. A region whose window
-    /// lets the peer write needs `LOCAL_WRITE`, and no remote right of its own.
+    /// The request that binds the window to `part` of a region of the same domain, with remote rights only. It contains
+    /// a new STag: post it before you make a later request of this window. The part keeps its tagged offsets. If the
+    /// window lets the peer write, its region needs `LOCAL_WRITE`, but no remote right of its own.
     ///
-    /// A window that is bound has to be invalidated first
-    /// ([`SendRequest::local_invalidate`], or by the peer). What cannot be bound fails with
-    /// [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the connection.
+    /// A bound window must be invalidated first ([`SendRequest::local_invalidate`], or by the peer). A failed bind
+    /// completes with [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the connection.
     ///
     /// # Errors
-    /// No right, or `LOCAL_WRITE`, which a window cannot give.
+    /// No right, or `LOCAL_WRITE`, which a window cannot grant.
     pub fn bind<'a>(&mut self, id: u64, part: &'a Sge, access: Access) -> Result<SendRequest<'a>, Error> {
         check_rights(access)?;
         self.window.next_stag();
@@ -155,12 +153,12 @@ impl MemoryWindow {
         self.length as usize
     }
 
-    /// Whether the latest bind is of no octets.
+    /// Whether the latest bind has no octets.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether the latest bind was carried out and has not been invalidated.
+    /// Whether the latest bind was executed and not invalidated.
     pub fn is_valid(&self) -> bool {
         self.window.is_valid()
     }
@@ -174,14 +172,14 @@ impl FastRegion {
         Ok(Self { window: allocate(shared, domain, pieces)?, base: 0, length: 0 })
     }
 
-    /// The request that registers `pieces`, which lie behind each other from tagged offset `base` on, with the rights
-    /// `access`. It brings a new STag; post it before any later one of this region is made. The STag is valid for the work
-    /// that is posted behind it, and for the peer, until it is invalidated ([`SendRequest::local_invalidate`], or by the
-    /// peer), which has to happen before the next registration. What cannot be registered fails with
+    /// The request that registers `pieces`, as consecutive octets from tagged offset `base` on, with the rights
+    /// `access`. It contains a new STag: post it before you make a later request of this region. The STag is valid for
+    /// work posted behind it, and for the peer, until it is invalidated ([`SendRequest::local_invalidate`], or by the
+    /// peer), which must precede the next registration. A failed registration completes with
     /// [`Status::LocalProtection`](crate::Status::LocalProtection), which ends the connection.
     ///
     /// # Errors
-    /// More pieces than allocated for, or more than 2^32 - 1 octets.
+    /// More pieces than allocated, or more than 2^32 - 1 octets.
     pub fn register<'a>(
         &mut self,
         id: u64,
@@ -219,12 +217,12 @@ impl FastRegion {
         self.length as usize
     }
 
-    /// Whether the latest registration is of no octets.
+    /// Whether the latest registration has no octets.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// An SGE for `length` octets from `from` on, for work that is posted behind the registration.
+    /// An SGE for `length` octets from `from` on, for work posted behind the registration.
     ///
     /// # Errors
     /// [`Error::OutOfRegion`].
@@ -241,7 +239,7 @@ impl FastRegion {
         }
     }
 
-    /// Whether the latest registration was carried out and has not been invalidated.
+    /// Whether the latest registration was executed and not invalidated.
     pub fn is_valid(&self) -> bool {
         self.window.is_valid()
     }

@@ -1,4 +1,4 @@
-//! An FPDU that is being built in the buffer that it leaves from (RFC 5044 section 4).
+//! An FPDU that is being built in the buffer that it leaves from (RFC 5044 §4).
 
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, padding_len};
 use uwarp_memory::{Access, AccessError, Association, Turn, kernels};

@@ -388,7 +388,7 @@ impl<P: Port> Core<P> {
         if begun { Ok(()) } else { Err(Fault::NoBuffer.into()) }
     }
 
-    /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 section 6.3).
+    /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 §6.3).
     fn on_immediate(
         &mut self,
         turn: &Turn<'_>,
