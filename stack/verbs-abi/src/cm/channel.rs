@@ -1,0 +1,225 @@
+//! Event channels, and the events that wait in them.
+
+use crate::abi::{rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
+use crate::cm::identifier::Identifier;
+use crate::errno::{EBUSY, EINVAL, Errno, minus_one, nothing, pointer};
+use crate::event_fd::EventCounter;
+use crate::handle::{Handle, object};
+use libc::c_int;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, PoisonError};
+
+/// An event channel.
+pub(crate) struct Channel {
+    /// Addresses of events.
+    waiting: Mutex<VecDeque<usize>>,
+    counter: EventCounter,
+}
+object!(Channel: rdma_event_channel, b"ec");
+
+/// What stands behind an event that the program sees.
+pub(crate) struct Event {
+    /// What `param.conn.private_data` points to.
+    _private_data: Box<[u8]>,
+}
+object!(Event: rdma_cm_event, b"ev");
+
+/// An event that is to be delivered.
+pub(crate) struct Report<'a> {
+    pub(crate) id: *mut rdma_cm_id,
+    /// Of a request: the listener.
+    pub(crate) listener: *mut rdma_cm_id,
+    pub(crate) kind: rdma_cm_event_type,
+    /// 0, or a negative error number.
+    pub(crate) status: c_int,
+    pub(crate) private_data: &'a [u8],
+    /// Reads that this side serves, and that it may have outstanding.
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+}
+
+impl Report<'_> {
+    /// An event without anything along.
+    pub(crate) fn plain(id: *mut rdma_cm_id, kind: rdma_cm_event_type, status: c_int) -> Self {
+        Report {
+            id,
+            listener: std::ptr::null_mut(),
+            kind,
+            status,
+            private_data: &[],
+            responder_resources: 0,
+            initiator_depth: 0,
+        }
+    }
+
+    fn into_event(self) -> *mut rdma_cm_event {
+        // The field has eight bits.
+        let private_data: Box<[u8]> = self.private_data[..self.private_data.len().min(255)].into();
+        let mut public = rdma_cm_event {
+            id: self.id,
+            listen_id: self.listener,
+            event: self.kind,
+            status: self.status,
+            ..rdma_cm_event::default()
+        };
+        public.param.conn = rdma_conn_param {
+            private_data: if private_data.is_empty() { std::ptr::null() } else { private_data.as_ptr().cast() },
+            private_data_len: private_data.len() as u8,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            ..rdma_conn_param::default()
+        };
+        Handle::create(public, Event { _private_data: private_data })
+    }
+}
+
+/// The identifier that has to see an event acknowledged before it goes: a request's is the listener.
+fn owner(event: &rdma_cm_event) -> *mut rdma_cm_id {
+    if event.listen_id.is_null() { event.id } else { event.listen_id }
+}
+
+impl Channel {
+    pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
+        let counter = EventCounter::new()?;
+        let public = rdma_event_channel { fd: counter.raw() };
+        Ok(Handle::create(public, Channel { waiting: Mutex::new(VecDeque::new()), counter }))
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<usize>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn push(&self, report: Report<'_>) {
+        let event = report.into_event().expose_provenance();
+        self.waiting().push_back(event);
+        self.counter.raise();
+    }
+
+    /// Takes the events that `belongs` picks out of the channel.
+    fn remove(&self, belongs: impl Fn(&rdma_cm_event) -> bool) -> Vec<usize> {
+        let mut waiting = self.waiting();
+        let mut removed = Vec::new();
+        waiting.retain(|event| {
+            let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(*event);
+            // SAFETY: it waits here, so nobody has freed it.
+            let takes = belongs(unsafe { &*public });
+            if takes {
+                removed.push(*event);
+            }
+            !takes
+        });
+        for _ in &removed {
+            // SAFETY: open as long as the channel.
+            let fd = unsafe { BorrowedFd::borrow_raw(self.counter.raw()) };
+            let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+            // Another thread may have taken the count already, and finds nothing then.
+            if poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)) == Ok(1) {
+                let _ = self.counter.take();
+            }
+        }
+        removed
+    }
+
+    /// Drops what waits for an identifier that is going, and returns the requests among it.
+    pub(crate) fn forget(&self, id: *mut rdma_cm_id) -> Vec<*mut rdma_cm_id> {
+        let mut requests = Vec::new();
+        for event in self.remove(|event| owner(event) == id || event.id == id) {
+            let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
+            // SAFETY: it is out of the channel, and nobody else has it.
+            unsafe {
+                if !(*public).listen_id.is_null() && (*public).id != id {
+                    requests.push((*public).id);
+                }
+                drop(Handle::<Event>::destroy(public));
+            }
+        }
+        requests
+    }
+
+    /// Moves what waits for an identifier to another channel.
+    pub(crate) fn move_to(&self, other: &Channel, id: *mut rdma_cm_id) {
+        for event in self.remove(|event| owner(event) == id) {
+            other.waiting().push_back(event);
+            other.counter.raise();
+        }
+    }
+
+    /// Waits for an event, and takes it.
+    pub(crate) fn next(&self) -> Result<*mut rdma_cm_event, Errno> {
+        loop {
+            self.counter.take()?;
+            let mut waiting = self.waiting();
+            if let Some(event) = waiting.pop_front() {
+                let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
+                // SAFETY: it waited here. Its identifier counts it before the channel is free again, so that a thread that
+                // destroys the identifier either drops the event or waits for its acknowledgment.
+                unsafe {
+                    if let Ok(id) = Handle::<Identifier>::get(owner(&*public)) {
+                        id.events.fetched();
+                    }
+                }
+                return Ok(public);
+            }
+        }
+    }
+}
+
+/// Frees an event that the program has seen.
+pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
+    // SAFETY: the caller's pointer.
+    unsafe {
+        let owner = owner(&*Handle::<Event>::get(event)?.public());
+        drop(Handle::<Event>::destroy(event)?);
+        if let Ok(id) = Handle::<Identifier>::get(owner) {
+            id.events.acknowledged(1);
+        }
+    }
+    Ok(())
+}
+
+/// Frees a channel.
+pub(crate) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
+    // SAFETY: the caller's pointer.
+    unsafe {
+        if !Handle::<Channel>::get(channel)?.waiting().is_empty() {
+            return Err(EBUSY);
+        }
+        drop(Handle::<Channel>::destroy(channel)?);
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(|| {
+        // A program learns here that there is no device.
+        crate::process::process()?;
+        Channel::create()
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    nothing(|| destroy(channel));
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's pointers.
+        unsafe {
+            let channel = Handle::<Channel>::get(channel)?;
+            let out = out.as_mut().ok_or(EINVAL)?;
+            *out = channel.next()?;
+            crate::cm::identifier::settle_request(&**out)?;
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    minus_one(|| acknowledge(event).map(|()| 0))
+}

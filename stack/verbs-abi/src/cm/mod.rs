@@ -1,0 +1,10 @@
+//! The exports of librdmacm.
+
+mod address;
+mod channel;
+mod connect;
+mod dispatch;
+mod endpoint;
+mod identifier;
+mod lookup;
+mod work_queues;

@@ -1,0 +1,155 @@
+//! What the process has once: the configuration, the context below all objects, and what happens at fork and exit.
+
+use crate::errno::{ENODEV, Errno};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use uwarp::config::EngineMode;
+use uwarp::{Config, Context, FaultOptions};
+
+/// The context that all objects of this process are made from.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) context: Context,
+}
+
+static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+/// This process is a child that was forked when engines ran already.
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// Engines run.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether engines ran in the parent when this process was forked: they did not come along, so nothing works here.
+#[inline]
+pub(crate) fn in_forked_child() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// The process's context, made at the first call.
+///
+/// # Errors
+/// ENODEV if the configuration is missing or wrong, which one line on standard error has said then.
+pub(crate) fn process() -> Result<&'static Process, Errno> {
+    PROCESS
+        .get_or_init(|| {
+            log();
+            match configure().and_then(|config| Context::prepare(config).map_err(|error| error.to_string())) {
+                Ok(context) => Some(Process { context }),
+                Err(reason) => {
+                    eprintln!("uwarp: no device: {reason}");
+                    None
+                }
+            }
+        })
+        .as_ref()
+        .ok_or(ENODEV)
+}
+
+/// The context with its device open and its engine running.
+///
+/// # Errors
+/// ENODEV if the device cannot be opened, which one line on standard error has said then.
+pub(crate) fn started() -> Result<&'static Context, Errno> {
+    let context = &process()?.context;
+    if !STARTED.load(Ordering::Acquire) {
+        context.start().map_err(|error| {
+            eprintln!("uwarp: {error}");
+            ENODEV
+        })?;
+        if !STARTED.swap(true, Ordering::AcqRel) {
+            // SAFETY: functions without arguments that touch nothing but atomics and the context.
+            unsafe {
+                libc::pthread_atfork(None, None, Some(child_of_fork));
+                libc::atexit(linger_at_exit);
+            }
+        }
+    }
+    Ok(context)
+}
+
+extern "C" fn child_of_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// A Send that has completed may not be acknowledged yet: a program that returns from `main` now must not lose it.
+extern "C" fn linger_at_exit() {
+    if in_forked_child() {
+        return;
+    }
+    if let Some(Some(process)) = PROCESS.get() {
+        let closed = std::panic::catch_unwind(|| process.context.clone().close());
+        if !matches!(closed, Ok(Ok(()))) {
+            tracing::warn!("the context did not close in order");
+        }
+    }
+}
+
+/// Messages go to standard error if UWARP_LOG asks for them, in the syntax of `tracing_subscriber`'s filter.
+fn log() {
+    if let Ok(filter) = std::env::var("UWARP_LOG") {
+        // The program may be one of ours, which has set its own up.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+            .with_writer(std::io::stderr)
+            .try_init();
+    }
+}
+
+/// The configuration, from the environment.
+fn configure() -> Result<Config, String> {
+    let mut config = Config::from_environment().map_err(|error| error.to_string())?;
+    if config.engine.mode != EngineMode::Threaded {
+        return Err("engine.mode is \"inline\", but programs of the verbs need an engine thread: write \"threaded\"".into());
+    }
+    if config.engine.count != 1 {
+        return Err(format!("engine.count is {}: choose 1", config.engine.count));
+    }
+    if let Some(path) = std::env::var_os("UWARP_PCAP") {
+        config.pcap = Some(path.into());
+    }
+    if let Ok(text) = std::env::var("UWARP_FAULTS") {
+        let faults = config.faults.get_or_insert_with(FaultOptions::default);
+        parse_faults(&text, faults).map_err(|reason| format!("UWARP_FAULTS is \"{text}\": {reason}"))?;
+    }
+    config.linger = config.linger.max(Duration::from_secs(1));
+    Ok(config)
+}
+
+/// Reads `loss=1%,reorder=0.5%`.
+fn parse_faults(text: &str, faults: &mut FaultOptions) -> Result<(), String> {
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').ok_or("write NAME=PERCENT, such as loss=1%")?;
+        let percent: f64 = value
+            .trim()
+            .trim_end_matches('%')
+            .parse()
+            .ok()
+            .filter(|percent| (0.0..=100.0).contains(percent))
+            .ok_or_else(|| format!("{value} is no percentage from 0% to 100%"))?;
+        match name.trim() {
+            "loss" => faults.loss = percent,
+            "duplicate" => faults.duplicate = percent,
+            "reorder" => faults.reorder = percent,
+            "corrupt" => faults.corrupt = percent,
+            "mark" => faults.mark = percent,
+            "recut" => faults.recut = percent,
+            other => return Err(format!("{other} is none of loss, duplicate, reorder, corrupt, mark and recut")),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_from_one_line() {
+        let mut faults = FaultOptions::default();
+        parse_faults("loss=1%, reorder=0.5", &mut faults).unwrap();
+        assert_eq!((faults.loss, faults.reorder), (1.0, 0.5));
+        for wrong in ["loss", "loss=", "loss=200%", "lost=1%", "loss=-1%"] {
+            assert!(parse_faults(wrong, &mut faults).is_err(), "{wrong}");
+        }
+    }
+}

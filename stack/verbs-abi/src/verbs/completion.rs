@@ -1,0 +1,362 @@
+//! Completion queues: `ibv_poll_cq`, and the polling of one completion at a time through `ibv_cq_ex`.
+
+use crate::abi::*;
+use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
+use crate::handle::{Handle, object};
+use crate::process;
+use crate::verbs::channel::Channel;
+use crate::verbs::context::{self, next_handle};
+use crate::verbs::events::Unacknowledged;
+use libc::{c_int, c_uint, c_void};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, Status};
+
+/// A completion queue.
+pub(crate) struct Queue {
+    inner: Mutex<CompletionQueue>,
+    /// A duplicate of the queue's descriptor, for those who wait while others poll.
+    pub(crate) notifier: OwnedFd,
+    /// Completion events.
+    pub(crate) events: Unacknowledged,
+    /// Asynchronous events.
+    pub(crate) asynchronous: Unacknowledged,
+    /// Queue pairs that use it.
+    pub(crate) users: AtomicUsize,
+    /// The completion that `ibv_start_poll` has come to.
+    current: Mutex<ibv_wc>,
+}
+object!(Queue: ibv_cq_ex, b"cq");
+
+impl Queue {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CompletionQueue> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The upper half of eight octets of immediate data says what the four of the verbs came with.
+pub(crate) const IMMEDIATE_OF_SEND: u64 = 1 << 32;
+
+fn status_of(status: Status) -> ibv_wc_status {
+    match status {
+        Status::Success => IBV_WC_SUCCESS,
+        Status::LocalLength => IBV_WC_LOC_LEN_ERR,
+        Status::LocalProtection => IBV_WC_LOC_PROT_ERR,
+        Status::LocalOperation => IBV_WC_LOC_QP_OP_ERR,
+        Status::RemoteAccess => IBV_WC_REM_ACCESS_ERR,
+        Status::RemoteOperation => IBV_WC_REM_OP_ERR,
+        Status::PeerProtocol => IBV_WC_BAD_RESP_ERR,
+        Status::Flushed => IBV_WC_WR_FLUSH_ERR,
+        Status::ConnectionLost => IBV_WC_RETRY_EXC_ERR,
+        Status::CompletionQueueOverflow | Status::Fatal => IBV_WC_FATAL_ERR,
+        Status::CommitFailed => IBV_WC_GENERAL_ERR,
+    }
+}
+
+/// A completion as the verbs have it.
+#[inline]
+fn work_completion(completion: &Completion) -> ibv_wc {
+    let mut wc = ibv_wc {
+        wr_id: completion.id,
+        status: status_of(completion.status),
+        qp_num: completion.queue_pair,
+        byte_len: completion.length,
+        ..ibv_wc::default()
+    };
+    wc.opcode = match completion.opcode {
+        CompletionOpcode::Send | CompletionOpcode::Immediate => IBV_WC_SEND,
+        CompletionOpcode::Write | CompletionOpcode::Commit => IBV_WC_RDMA_WRITE,
+        CompletionOpcode::Read => IBV_WC_RDMA_READ,
+        CompletionOpcode::Receive => IBV_WC_RECV,
+        CompletionOpcode::FetchAdd => IBV_WC_FETCH_ADD,
+        CompletionOpcode::CompareSwap => IBV_WC_COMP_SWAP,
+        CompletionOpcode::Bind => IBV_WC_BIND_MW,
+        CompletionOpcode::LocalInvalidate => IBV_WC_LOCAL_INV,
+    };
+    if completion.opcode == CompletionOpcode::Receive && completion.flags != CompletionFlags::default() {
+        if let Some(data) = completion.immediate_data() {
+            wc.wc_flags |= IBV_WC_WITH_IMM;
+            wc.__bindgen_anon_1.imm_data = (data as u32).to_be();
+            if data & IMMEDIATE_OF_SEND == 0 {
+                wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+            }
+        } else if let Some(stag) = completion.invalidated_stag() {
+            wc.wc_flags |= IBV_WC_WITH_INV;
+            wc.__bindgen_anon_1.invalidated_rkey = stag;
+        }
+    }
+    wc
+}
+
+/// Completions that are taken from the queue at a time.
+const BATCH: usize = 16;
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's pointers: room for `most` completions.
+        unsafe {
+            let queue = Handle::<Queue>::get(cq.cast())?;
+            let most = usize::try_from(most).map_err(|_| EINVAL)?;
+            if out.is_null() && most > 0 {
+                return Err(EINVAL);
+            }
+            let mut inner = queue.lock();
+            let mut done = 0;
+            let mut batch = [Completion::default(); BATCH];
+            while done < most {
+                let wanted = BATCH.min(most - done);
+                let count = inner.poll(&mut batch[..wanted]);
+                for completion in &batch[..count] {
+                    out.add(done).write(work_completion(completion));
+                    done += 1;
+                }
+                if count < wanted {
+                    break;
+                }
+            }
+            Ok(done as c_int)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointer.
+        let queue = unsafe { Handle::<Queue>::get(cq.cast())? };
+        let mut inner = queue.lock();
+        if solicited_only != 0 {
+            inner.arm_solicited();
+        } else {
+            inner.arm();
+        }
+        Ok(())
+    })
+}
+
+/// Makes a completion queue of an open device.
+fn create(
+    context: *mut ibv_context,
+    depth: usize,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_uint,
+) -> Result<*mut ibv_cq_ex, Errno> {
+    // SAFETY: the caller's pointers.
+    unsafe {
+        let open = context::get(context)?;
+        let channel_handle = if channel.is_null() { None } else { Some(Handle::<Channel>::get(channel)?) };
+        if depth == 0 || vector != 0 {
+            return Err(EINVAL);
+        }
+        let queue = process::process()?.context.create_completion_queue(depth)?;
+        let notifier = queue.as_fd().try_clone_to_owned()?;
+        let public = ibv_cq_ex {
+            context,
+            channel,
+            cq_context,
+            handle: next_handle(),
+            cqe: queue.depth() as c_int,
+            start_poll: Some(start_poll),
+            next_poll: Some(next_poll),
+            end_poll: Some(end_poll),
+            read_opcode: Some(read_opcode),
+            read_vendor_err: Some(read_vendor_err),
+            read_byte_len: Some(read_byte_len),
+            read_imm_data: Some(read_imm_data),
+            read_qp_num: Some(read_qp_num),
+            read_src_qp: Some(read_src_qp),
+            read_wc_flags: Some(read_wc_flags),
+            read_slid: Some(read_slid),
+            read_sl: Some(read_sl),
+            read_dlid_path_bits: Some(read_dlid_path_bits),
+            ..ibv_cq_ex::default()
+        };
+        let handle = Handle::create(
+            public,
+            Queue {
+                inner: Mutex::new(queue),
+                notifier,
+                events: Unacknowledged::default(),
+                asynchronous: Unacknowledged::default(),
+                users: AtomicUsize::new(0),
+                current: Mutex::new(ibv_wc::default()),
+            },
+        );
+        if let Some(channel) = channel_handle {
+            let queue = Handle::<Queue>::get(handle)?;
+            if let Err(errno) = channel.add(queue.notifier.as_fd(), handle.expose_provenance()) {
+                drop(Handle::<Queue>::destroy(handle));
+                return Err(errno);
+            }
+        }
+        open.objects.fetch_add(1, Ordering::AcqRel);
+        Ok(handle)
+    }
+}
+
+/// As `ibv_create_cq`.
+pub(crate) fn create_in(
+    context: *mut ibv_context,
+    depth: usize,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+) -> Result<*mut ibv_cq, Errno> {
+    create(context, depth, cq_context, channel, 0).map(<*mut ibv_cq_ex>::cast)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    depth: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    pointer(|| {
+        let depth = usize::try_from(depth).map_err(|_| EINVAL)?;
+        let vector = c_uint::try_from(vector).map_err(|_| EINVAL)?;
+        create(context, depth, cq_context, channel, vector).map(<*mut ibv_cq_ex>::cast)
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, wanted: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    pointer(|| {
+        // SAFETY: the caller's pointer.
+        let wanted = unsafe { wanted.as_ref().ok_or(EINVAL)? };
+        if wanted.comp_mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if wanted.wc_flags & !u64::from(IBV_WC_STANDARD_FLAGS) != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        create(context, wanted.cqe as usize, wanted.cq_context, wanted.channel, wanted.comp_vector)
+    })
+}
+
+/// Ends a queue that no queue pair uses, once its events are acknowledged.
+pub(crate) fn destroy(cq: *mut ibv_cq) -> Result<(), Errno> {
+    // SAFETY: the caller's pointer.
+    unsafe {
+        let queue = Handle::<Queue>::get(cq.cast())?;
+        if queue.users.load(Ordering::Acquire) > 0 {
+            return Err(EBUSY);
+        }
+        let (context, channel) = ((*queue.public()).context, (*queue.public()).channel);
+        if let Ok(channel) = Handle::<Channel>::get(channel) {
+            channel.remove(queue.notifier.as_fd());
+        }
+        let open = context::get(context)?;
+        open.events.forget(cq.addr());
+        queue.events.wait();
+        queue.asynchronous.wait();
+        drop(Handle::<Queue>::destroy(cq.cast())?);
+        open.objects.fetch_sub(1, Ordering::AcqRel);
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    number(|| destroy(cq))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, depth: c_int) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointer.
+        unsafe {
+            let queue = Handle::<Queue>::get(cq.cast())?;
+            let depth = usize::try_from(depth).ok().filter(|depth| *depth > 0).ok_or(EINVAL)?;
+            let mut inner = queue.lock();
+            inner.resize(depth)?;
+            (*queue.public()).cqe = inner.depth() as c_int;
+        }
+        Ok(())
+    })
+}
+
+/// Takes the next completion into the place that the `read` functions look at.
+fn step(cq: *mut ibv_cq_ex) -> c_int {
+    let mut nothing = false;
+    let errno = number(|| {
+        // SAFETY: the caller's pointer.
+        unsafe {
+            let queue = Handle::<Queue>::get(cq)?;
+            let mut one = [Completion::default()];
+            if queue.lock().poll(&mut one) == 0 {
+                nothing = true;
+                return Ok(());
+            }
+            let wc = work_completion(&one[0]);
+            (*cq).wr_id = wc.wr_id;
+            (*cq).status = wc.status;
+            *queue.current.lock().unwrap_or_else(PoisonError::into_inner) = wc;
+        }
+        Ok(())
+    });
+    if nothing { libc::ENOENT } else { errno }
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's pointer.
+    if unsafe { attributes.as_ref() }.is_some_and(|attributes| attributes.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    step(cq)
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    step(cq)
+}
+
+unsafe extern "C" fn end_poll(_: *mut ibv_cq_ex) {}
+
+fn current<T: Default>(cq: *mut ibv_cq_ex, field: impl FnOnce(&ibv_wc) -> T) -> T {
+    // SAFETY: the caller's pointer.
+    match unsafe { Handle::<Queue>::get(cq) } {
+        Ok(queue) => field(&queue.current.lock().unwrap_or_else(PoisonError::into_inner)),
+        Err(_) => T::default(),
+    }
+}
+
+unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
+    current(cq, |wc| wc.opcode)
+}
+
+unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq, |wc| wc.vendor_err)
+}
+
+unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq, |wc| wc.byte_len)
+}
+
+unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: both of the union's fields are four octets.
+    current(cq, |wc| unsafe { wc.__bindgen_anon_1.imm_data })
+}
+
+unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq, |wc| wc.qp_num)
+}
+
+unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq, |wc| wc.src_qp)
+}
+
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    current(cq, |wc| wc.wc_flags)
+}
+
+unsafe extern "C" fn read_slid(_: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+unsafe extern "C" fn read_sl(_: *mut ibv_cq_ex) -> u8 {
+    0
+}
+
+unsafe extern "C" fn read_dlid_path_bits(_: *mut ibv_cq_ex) -> u8 {
+    0
+}

@@ -1,0 +1,141 @@
+//! The list of devices, which has one or none.
+
+use crate::abi::{
+    IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_gid,
+};
+use crate::errno::{EINVAL, Errno, minus_one, nothing, number, pointer};
+use crate::process;
+use crate::verbs::context;
+use libc::{c_char, c_int};
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+/// Programs that know drivers look behind the public structure; they find zeroes.
+#[repr(C, align(64))]
+struct Device {
+    public: ibv_device,
+    zeroes: [u8; 1024],
+}
+
+/// The device's address; never freed.
+static DEVICE: OnceLock<usize> = OnceLock::new();
+
+fn copy_name(to: &mut [c_char], name: &str) {
+    for (to, from) in to.iter_mut().zip(name.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// The one device.
+pub(crate) fn device() -> *mut ibv_device {
+    let address = *DEVICE.get_or_init(|| {
+        let mut public = ibv_device {
+            node_type: IBV_NODE_RNIC,
+            transport_type: IBV_TRANSPORT_IWARP,
+            ..ibv_device::default()
+        };
+        copy_name(&mut public.name, "uwarp0");
+        copy_name(&mut public.dev_name, "uverbs-uwarp0");
+        copy_name(&mut public.dev_path, "/sys/class/infiniband_verbs/uverbs-uwarp0");
+        copy_name(&mut public.ibdev_path, "/sys/class/infiniband/uwarp0");
+        let device = Box::leak(Box::new(Device { public, zeroes: [0; 1024] }));
+        (&raw mut *device).expose_provenance()
+    });
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+fn check(device: *mut ibv_device) -> Result<(), Errno> {
+    if device.is_null() || device != self::device() { Err(EINVAL) } else { Ok(()) }
+}
+
+/// The device's number in the form of an EUI-64, made from its first address: the hardware address is not known before the
+/// device is open.
+pub(crate) fn guid(address: IpAddr) -> u64 {
+    let low = match address {
+        IpAddr::V4(address) => u64::from(u32::from(address)),
+        IpAddr::V6(address) => (u128::from(address) as u32).into(),
+    };
+    // Locally administered; "uw" in the middle.
+    (0x0275_77ff_fe00_0000 | (low & 0xff_ffff)) ^ (low >> 24 << 40)
+}
+
+/// The port's only GID: as other iWARP devices do, the octets of the hardware's address; here of the number.
+pub(crate) fn gid(address: IpAddr) -> ibv_gid {
+    let mut raw = [0; 16];
+    raw[..8].copy_from_slice(&guid(address).to_be_bytes());
+    ibv_gid { raw }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    pointer(|| {
+        let devices = if process::process().is_ok() { vec![device(), std::ptr::null_mut()] } else { vec![std::ptr::null_mut()] };
+        if !count.is_null() {
+            // SAFETY: the caller's place for the number.
+            unsafe { count.write(devices.len() as c_int - 1) };
+        }
+        // Both lengths end in a null, up to which the list is freed.
+        Ok(Box::leak(devices.into_boxed_slice()).as_mut_ptr())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    nothing(|| {
+        if list.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the list is one of `ibv_get_device_list`'s, which end in a null.
+        unsafe {
+            let length = if (*list).is_null() { 1 } else { 2 };
+            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)));
+        }
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    match check(device) {
+        // SAFETY: our own device, which is never freed.
+        Ok(()) => unsafe { (*device).name.as_ptr() },
+        Err(_) => std::ptr::null(),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    // No kernel device, so no number of the kernel's.
+    minus_one(|| check(device).and(Ok(-1)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    let guid = check(device).and_then(|()| process::process()).map(|process| guid(process.context.config().address.address));
+    guid.map_or(0, u64::to_be)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    pointer(|| {
+        check(device)?;
+        context::open()
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: as the verbs ask of the caller.
+    number(|| unsafe { context::close(context) })
+}
+
+/// Engines are threads, and memory is not pinned: a child has its own pages as with any fork.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_is_fork_initialized() -> crate::abi::ibv_fork_status {
+    crate::abi::IBV_FORK_UNNEEDED
+}

@@ -1,0 +1,382 @@
+//! Queue pairs: making, changing, asking and destroying. Posting is in `post`, connecting in `cm`.
+
+use crate::abi::*;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
+use crate::handle::{Handle, object};
+use crate::process;
+use crate::verbs::completion::Queue;
+use crate::verbs::context::{self, MOST_READS, next_handle};
+use crate::verbs::domain::Domain;
+use crate::verbs::events::Unacknowledged;
+use crate::verbs::shared_receives::SharedQueue;
+use crate::verbs::work_builder::{self, Builder};
+use libc::c_int;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uwarp::QueuePairOptions;
+
+/// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for one that
+/// sends.
+pub(crate) struct Pair {
+    control: Mutex<Option<uwarp::QueuePairControl>>,
+    pub(crate) send: Mutex<uwarp::SendHalf>,
+    pub(crate) receive: Mutex<uwarp::ReceiveHalf>,
+    /// What `ibv_wr_start` has begun; none for a queue pair that was not made for it.
+    pub(crate) builder: Option<Mutex<Builder>>,
+    pub(crate) asynchronous: Unacknowledged,
+    /// What the program said when it was made, as far as it asks for it again.
+    caps: ibv_qp_cap,
+    signal_all: bool,
+    /// The limits of Reads that the connection has.
+    reads: AtomicU32,
+    /// rdma_cm identifiers that use it.
+    pub(crate) identifiers: AtomicUsize,
+}
+object!(Pair: ibv_qp_ex, b"qp");
+
+impl Pair {
+    /// What connects it.
+    pub(crate) fn control(&self) -> MutexGuard<'_, Option<uwarp::QueuePairControl>> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_reads(&self, ird: u16, ord: u16) {
+        self.reads.store(u32::from(ird) << 16 | u32::from(ord), Ordering::Relaxed);
+    }
+}
+
+/// The queue pairs that there are, by number: programs may connect one that rdma_cm did not make, and events name it so.
+static BY_NUMBER: Mutex<Option<HashMap<u32, usize>>> = Mutex::new(None);
+
+fn by_number<T>(with: impl FnOnce(&mut HashMap<u32, usize>) -> T) -> T {
+    with(BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+/// The queue pair with a number.
+pub(crate) fn find(number: u32) -> Option<*mut ibv_qp> {
+    by_number(|pairs| pairs.get(&number).copied()).map(std::ptr::with_exposed_provenance_mut)
+}
+
+/// Sets the state that the program sees.
+pub(crate) fn set_state(pair: &Handle<Pair>, state: ibv_qp_state) {
+    // SAFETY: our own structure; the program only reads the state.
+    unsafe { (*pair.public()).qp_base.state = state };
+}
+
+pub(crate) fn state(pair: &Handle<Pair>) -> ibv_qp_state {
+    // SAFETY: our own structure.
+    unsafe { (*pair.public()).qp_base.state }
+}
+
+/// An identifier of rdma_cm connects the queue pair.
+pub(crate) fn join(pair: &Handle<Pair>) {
+    pair.identifiers.fetch_add(1, Ordering::AcqRel);
+}
+
+/// The identifier goes; a connection that is still there ends with it.
+pub(crate) fn leave(pair: &Handle<Pair>, is_connected: bool) {
+    pair.identifiers.fetch_sub(1, Ordering::AcqRel);
+    if is_connected
+        && let Some(control) = pair.control().as_mut()
+    {
+        control.disconnect();
+    }
+}
+
+/// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic with
+/// its sink, a bind and a Write with immediate data may need.
+const LEAST_INLINE: usize = 96;
+
+/// Operations of `ibv_wr_*` that there are.
+const BUILDER_OPERATIONS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+/// Makes a queue pair of an open device.
+pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
+    // SAFETY: the caller's pointers.
+    unsafe {
+        let open = context::get(context)?;
+        let mask = wanted.comp_mask;
+        let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+        if mask & !known != 0 || (mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && wanted.create_flags != 0) {
+            return Err(EOPNOTSUPP);
+        }
+        if wanted.qp_type != IBV_QPT_RC {
+            tracing::warn!(kind = wanted.qp_type, "only reliable connections (RC) work over iWARP");
+            return Err(EOPNOTSUPP);
+        }
+        if mask & IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(EINVAL);
+        }
+        let with_builder = mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        if with_builder && wanted.send_ops_flags & !BUILDER_OPERATIONS != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let domain = Handle::<Domain>::get(wanted.pd)?;
+        let send_cq = Handle::<Queue>::get(wanted.send_cq.cast())?;
+        let receive_cq = Handle::<Queue>::get(wanted.recv_cq.cast())?;
+        let shared = if wanted.srq.is_null() { None } else { Some(Handle::<SharedQueue>::get(wanted.srq)?) };
+        let cap = wanted.cap;
+        let limits = &process::process()?.context.config().limits;
+        let most_entries = uwarp::MAX_SGE as u32;
+        if cap.max_send_sge > most_entries || cap.max_recv_sge > most_entries {
+            return Err(EINVAL);
+        }
+        if cap.max_inline_data as usize > uwarp::MAX_INLINE {
+            return Err(EINVAL);
+        }
+        if cap.max_send_wr as usize > limits.queue_depth || cap.max_recv_wr as usize > limits.queue_depth {
+            return Err(EINVAL);
+        }
+        // Both limits of a request are one in uwarp.
+        let entries = cap.max_send_sge.max(cap.max_recv_sge).max(1);
+        let inline = (cap.max_inline_data as usize).max(LEAST_INLINE);
+        let queue_pair = {
+            let send_queue = send_cq.lock();
+            // The same queue twice is locked once.
+            let other = if std::ptr::eq(send_cq, receive_cq) { None } else { Some(receive_cq.lock()) };
+            let shared_queue = shared.map(|queue| queue.lock());
+            let options = QueuePairOptions {
+                send_cq: &send_queue,
+                receive_cq: other.as_deref().unwrap_or(&send_queue),
+                send_depth: cap.max_send_wr.max(1) as usize,
+                receive_depth: cap.max_recv_wr.max(1) as usize,
+                max_sge: entries as usize,
+                max_inline: inline,
+                signal_all: wanted.sq_sig_all != 0,
+                complete_when_acknowledged: false,
+                shared_receives: shared_queue.as_deref(),
+            };
+            domain.domain.create_queue_pair(&options)?
+        };
+        wanted.cap.max_send_sge = entries;
+        wanted.cap.max_recv_sge = entries;
+        wanted.cap.max_inline_data = inline as u32;
+        let number = queue_pair.number();
+        let (control, send, receive) = queue_pair.into_halves();
+        let base = ibv_qp {
+            context,
+            qp_context: wanted.qp_context,
+            pd: wanted.pd,
+            send_cq: wanted.send_cq,
+            recv_cq: wanted.recv_cq,
+            srq: wanted.srq,
+            handle: next_handle(),
+            qp_num: number,
+            state: IBV_QPS_RESET,
+            qp_type: IBV_QPT_RC,
+            ..ibv_qp::default()
+        };
+        let mut public = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::default() };
+        if with_builder {
+            work_builder::set_functions(&mut public);
+        }
+        let handle = Handle::create(
+            public,
+            Pair {
+                control: Mutex::new(Some(control)),
+                send: Mutex::new(send),
+                receive: Mutex::new(receive),
+                builder: with_builder.then(Mutex::default),
+                asynchronous: Unacknowledged::default(),
+                caps: wanted.cap,
+                signal_all: wanted.sq_sig_all != 0,
+                reads: AtomicU32::new(0),
+                identifiers: AtomicUsize::new(0),
+            },
+        );
+        for users in [&domain.users, &send_cq.users, &receive_cq.users] {
+            users.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Some(shared) = shared {
+            shared.users.fetch_add(1, Ordering::AcqRel);
+        }
+        open.objects.fetch_add(1, Ordering::AcqRel);
+        by_number(|pairs| pairs.insert(number, handle.expose_provenance()));
+        Ok(handle.cast())
+    }
+}
+
+/// The attributes of the plain call as those of the extended one.
+pub(crate) fn extended(wanted: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
+    ibv_qp_init_attr_ex {
+        qp_context: wanted.qp_context,
+        send_cq: wanted.send_cq,
+        recv_cq: wanted.recv_cq,
+        srq: wanted.srq,
+        cap: wanted.cap,
+        qp_type: wanted.qp_type,
+        sq_sig_all: wanted.sq_sig_all,
+        comp_mask: IBV_QP_INIT_ATTR_PD,
+        pd,
+        ..ibv_qp_init_attr_ex::default()
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    pointer(|| {
+        // SAFETY: the caller's pointers.
+        unsafe {
+            let context = (*Handle::<Domain>::get(pd)?.public()).context;
+            let wanted = wanted.as_mut().ok_or(EINVAL)?;
+            let mut extended = extended(wanted, pd);
+            let made = create(context, &mut extended)?;
+            wanted.cap = extended.cap;
+            Ok(made)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, wanted: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: the caller's pointer.
+    pointer(|| create(context, unsafe { wanted.as_mut().ok_or(EINVAL)? }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    pointer(|| {
+        // SAFETY: the caller's pointer.
+        let pair = unsafe { Handle::<Pair>::get(qp.cast())? };
+        if pair.builder.is_some() { Ok(pair.public()) } else { Err(EOPNOTSUPP) }
+    })
+}
+
+/// Ends a queue pair at once: nothing of it comes behind this, neither a completion nor an event.
+pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
+    // SAFETY: the caller's pointer.
+    unsafe {
+        let pair = Handle::<Pair>::get(qp.cast())?;
+        let base = (*pair.public()).qp_base;
+        let open = context::get(base.context)?;
+        open.events.forget(qp.addr());
+        pair.asynchronous.wait();
+        by_number(|pairs| pairs.remove(&base.qp_num));
+        let inner = Handle::<Pair>::destroy(qp.cast())?;
+        let control = inner.control.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // The halves go first: nothing is posted any more.
+        drop((inner.send, inner.receive));
+        let send_cq = Handle::<Queue>::get(base.send_cq.cast())?;
+        let receive_cq = Handle::<Queue>::get(base.recv_cq.cast())?;
+        if let Some(control) = control {
+            control.destroy();
+            for queue in [send_cq, receive_cq] {
+                queue.lock().purge(base.qp_num);
+            }
+        }
+        for users in [&Handle::<Domain>::get(base.pd)?.users, &send_cq.users, &receive_cq.users] {
+            users.fetch_sub(1, Ordering::AcqRel);
+        }
+        if let Ok(shared) = Handle::<SharedQueue>::get(base.srq) {
+            shared.users.fetch_sub(1, Ordering::AcqRel);
+        }
+        open.objects.fetch_sub(1, Ordering::AcqRel);
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    number(|| destroy(qp))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers.
+        let (pair, wanted) = unsafe { (Handle::<Pair>::get(qp.cast())?, wanted.as_ref().ok_or(EINVAL)?) };
+        if mask as u32 & IBV_QP_STATE == 0 {
+            return Ok(());
+        }
+        let now = state(pair);
+        match wanted.qp_state {
+            IBV_QPS_RESET => {
+                if let Some(control) = pair.control().as_mut() {
+                    control.reset_with(&mut pair.send.lock().unwrap_or_else(PoisonError::into_inner))?;
+                }
+                set_state(pair, IBV_QPS_RESET);
+            }
+            IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
+            // iWARP has no addresses of queue pairs to set: a stream is what moves it there, and rdma_cm makes streams.
+            IBV_QPS_RTR | IBV_QPS_RTS if pair.identifiers.load(Ordering::Acquire) > 0 => {
+                if now != IBV_QPS_ERR {
+                    set_state(pair, wanted.qp_state);
+                }
+            }
+            IBV_QPS_RTR | IBV_QPS_RTS => {
+                tracing::warn!("a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)");
+                return Err(EINVAL);
+            }
+            IBV_QPS_SQD => {
+                if let Some(control) = pair.control().as_mut() {
+                    control.disconnect();
+                }
+                if now == IBV_QPS_RTS {
+                    set_state(pair, IBV_QPS_SQD);
+                }
+            }
+            IBV_QPS_ERR => {
+                if let Some(control) = pair.control().as_mut() {
+                    control.abort();
+                }
+                set_state(pair, IBV_QPS_ERR);
+            }
+            _ => return Err(EINVAL),
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    out: *mut ibv_qp_attr,
+    _mask: c_int,
+    out_made: *mut ibv_qp_init_attr,
+) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers.
+        unsafe {
+            let pair = Handle::<Pair>::get(qp.cast())?;
+            let base = (*pair.public()).qp_base;
+            let reads = pair.reads.load(Ordering::Relaxed);
+            *out.as_mut().ok_or(EINVAL)? = ibv_qp_attr {
+                qp_state: base.state,
+                cur_qp_state: base.state,
+                path_mtu: IBV_MTU_1024,
+                cap: pair.caps,
+                port_num: 1,
+                max_rd_atomic: (reads & 0xffff).min(MOST_READS as u32) as u8,
+                max_dest_rd_atomic: (reads >> 16).min(MOST_READS as u32) as u8,
+                ..ibv_qp_attr::default()
+            };
+            *out_made.as_mut().ok_or(EINVAL)? = ibv_qp_init_attr {
+                qp_context: base.qp_context,
+                send_cq: base.send_cq,
+                recv_cq: base.recv_cq,
+                srq: base.srq,
+                cap: pair.caps,
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: c_int::from(pair.signal_all),
+            };
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, _: ibv_wr_opcode, _: u32) -> c_int {
+    // The last octets of a Write are placed last, those before in any order.
+    // SAFETY: the caller's pointer.
+    number(|| unsafe { Handle::<Pair>::get(qp.cast()).map(|_| ()) });
+    0
+}
