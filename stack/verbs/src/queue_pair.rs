@@ -624,19 +624,15 @@ impl QueuePairControl {
     /// more. When this returns, its engine has forgotten it. (By another thread than that of an inline context, the engine
     /// forgets it when it turns next.)
     pub fn destroy(mut self) {
-        if self.unbound.is_none() {
-            let (reply, abandoned) = bounded(1);
-            self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
-            let deadline = Instant::now().checked_add(DESTROY_LIMIT);
-            if let Err(NoReply::TimedOut | NoReply::WrongThread) = self.shared.receive(&abandoned, deadline) {
-                self.is_destroyed = true;
-                let stage = Stage::Abandoned { abandoned };
-                self.shared.linger(self.lingering(stage));
-                return;
-            }
-        }
         self.is_destroyed = true;
-        self.shared.queue_pairs.put(self.number);
+        if self.unbound.is_some() {
+            return self.shared.queue_pairs.put(self.number);
+        }
+        let (reply, abandoned) = bounded(1);
+        self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
+        // An engine that does not answer in time forgets it later. The number rests as that of any other.
+        let _ = self.shared.receive(&abandoned, Instant::now().checked_add(DESTROY_LIMIT));
+        self.shared.linger(self.lingering(Stage::Abandoned { abandoned }));
     }
 
     fn lingering(&self, stage: Stage) -> Lingering {

@@ -392,3 +392,11 @@ fn requests_of_a_context_that_is_gone_are_passed_over() {
     assert!(connecting.wait(&mut client.qp).is_err());
     let _: Context = a;
 }
+
+#[path = "../examples/event_loop.rs"]
+mod event_loop;
+
+#[test]
+fn the_example_of_one_loop_on_two_threads_ends_well() {
+    event_loop::main().unwrap();
+}
