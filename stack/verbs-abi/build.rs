@@ -31,7 +31,9 @@ fn main() {
     let _ = std::panic::take_hook();
     let bindings = match bindings {
         Ok(Ok(bindings)) => bindings,
-        Ok(Err(error)) => fail(&format!("bindings for the headers of libibverbs and librdmacm cannot be made ({error})")),
+        Ok(Err(error)) => {
+            fail(&format!("bindings for the headers of libibverbs and librdmacm cannot be made ({error})"))
+        }
         Err(_) => fail("libclang is missing (bindgen cannot load it)"),
     };
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("abi.rs");

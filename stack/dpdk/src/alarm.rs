@@ -97,14 +97,17 @@ impl Alarm {
     /// Finds the descriptors of a port that has just started. The port does not change meanwhile, except for the peer of a
     /// vhost port.
     pub(crate) fn find(&self, port: u16) {
-        // SAFETY: both functions only look up numbers of an open port's queue.
         let descriptor = match self.announcement {
             Announcement::None => return,
             Announcement::Peer => return self.find_peer(port),
-            Announcement::Driver | Announcement::Kernel => unsafe {
-                sys::rte_eth_dev_rx_intr_ctl_q_get_fd(port, self.queue)
-            },
-            Announcement::Socket => unsafe { sys::uwarp_packet_socket(port, self.queue) },
+            Announcement::Driver | Announcement::Kernel => {
+                // SAFETY: looks up a number of an open port's queue.
+                unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(port, self.queue) }
+            }
+            Announcement::Socket => {
+                // SAFETY: as above.
+                unsafe { sys::uwarp_packet_socket(port, self.queue) }
+            }
         };
         *lock(&self.packets) = duplicate(descriptor);
     }

@@ -99,7 +99,9 @@ fn log() {
 fn configure() -> Result<Config, String> {
     let mut config = Config::from_environment().map_err(|error| error.to_string())?;
     if config.engine.mode != EngineMode::Threaded {
-        return Err("engine.mode is \"inline\", but programs of the verbs need an engine thread: write \"threaded\"".into());
+        return Err(
+            "engine.mode is \"inline\", but programs of the verbs need an engine thread: write \"threaded\"".into()
+        );
     }
     if config.engine.count != 1 {
         return Err(format!("engine.count is {}: choose 1", config.engine.count));

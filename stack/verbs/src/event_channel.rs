@@ -86,7 +86,7 @@ pub struct ChannelEvent {
 #[non_exhaustive]
 pub enum ConnectionChange {
     /// A peer wants to connect to the listener. Dropping the request rejects it.
-    Request(ConnectRequest),
+    Request(Box<ConnectRequest>),
     /// The queue pair's stream is in full operation.
     Established(Box<Established>),
     /// The peer said no. The queue pair is idle again.
@@ -185,7 +185,7 @@ impl EventChannel {
         let change = match event.what {
             Watched::Request(request) => {
                 let shared = lock(&self.inner.contexts).get(&event.context)?.upgrade()?;
-                ConnectionChange::Request(ConnectRequest::of_listener(&shared, request))
+                ConnectionChange::Request(Box::new(ConnectRequest::of_listener(&shared, request)))
             }
             Watched::Connection(ConnectionEvent::Established(established)) => {
                 ConnectionChange::Established(Box::new((*established).into()))

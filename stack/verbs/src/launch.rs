@@ -182,9 +182,7 @@ fn run_engines(
         };
         candidates.push(match config.engine.mode {
             EngineMode::Inline => Candidate::Here(Seat::build(core.id, seed)?),
-            EngineMode::Threaded => {
-                Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, seed)?)
-            }
+            EngineMode::Threaded => Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, seed)?),
         });
     }
     for (engine, candidate) in core.engines.iter().zip(candidates) {
@@ -206,12 +204,7 @@ struct WaitingThread {
 }
 
 impl WaitingThread {
-    fn start(
-        context: u64,
-        index: usize,
-        options: &EngineOptions,
-        seed: EngineSeed,
-    ) -> Result<Self, Error> {
+    fn start(context: u64, index: usize, options: &EngineOptions, seed: EngineSeed) -> Result<Self, Error> {
         let options = options.clone();
         let cpu = options.cpus.get(index).copied();
         let (built_sender, built) = bounded(1);

@@ -50,7 +50,8 @@ impl Wishes {
             // SAFETY: the program's octets.
             unsafe { std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), length) }.to_vec()
         };
-        let limit = |value: u8, most: u16| if value == u8::MAX { most } else { u16::from(value).min(MOST_READS as u16) };
+        let limit =
+            |value: u8, most: u16| if value == u8::MAX { most } else { u16::from(value).min(MOST_READS as u16) };
         Ok(Wishes {
             private_data,
             ird: limit(parameters.responder_resources, offered.0),
@@ -291,7 +292,8 @@ pub(crate) enum Outcome {
 pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: Outcome) {
     let mut state = handle.lock();
     // SAFETY: from the list of those that live.
-    let pair = state.queue_pair.and_then(queue_pair::find).and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
+    let pair =
+        state.queue_pair.and_then(queue_pair::find).and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
     let mut event = Report::plain(id, RDMA_CM_EVENT_DISCONNECTED, 0);
     let private;
     match outcome {
@@ -371,7 +373,11 @@ unsafe extern "C" fn rdma_join_multicast(_: *mut rdma_cm_id, _: *mut sockaddr, _
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_join_multicast_ex(_: *mut rdma_cm_id, _: *mut rdma_cm_join_mc_attr_ex, _: *mut c_void) -> c_int {
+unsafe extern "C" fn rdma_join_multicast_ex(
+    _: *mut rdma_cm_id,
+    _: *mut rdma_cm_join_mc_attr_ex,
+    _: *mut c_void,
+) -> c_int {
     minus_one(|| Err(EOPNOTSUPP))
 }
 

@@ -85,7 +85,7 @@ fn carry(key: u64, change: ConnectionChange) {
         let Ok(handle) = (unsafe { Handle::<Identifier>::get(id) }) else { return };
         let outcome = match change {
             ConnectionChange::Request(request) => {
-                return connect::request(id, handle, request, |key, id| {
+                return connect::request(id, handle, *request, |key, id| {
                     known.insert(key, id.expose_provenance());
                 });
             }
@@ -114,7 +114,9 @@ fn errno_of(reason: &ConnectFailure) -> c_int {
 /// Delivers an asynchronous event to the device that its object was made from, or to all.
 fn carry_asynchronous(event: &AsyncEvent) {
     let (kind, element): (_, Option<usize>) = match event {
-        AsyncEvent::QueuePairFatal { queue_pair, .. } => (IBV_EVENT_QP_FATAL, queue_pair::find(*queue_pair).map(|qp| qp.addr())),
+        AsyncEvent::QueuePairFatal { queue_pair, .. } => {
+            (IBV_EVENT_QP_FATAL, queue_pair::find(*queue_pair).map(|qp| qp.addr()))
+        }
         AsyncEvent::CompletionQueueOverflow { queue_pair, .. } => {
             // SAFETY: from the list of those that live.
             let queue = queue_pair::find(*queue_pair).map(|qp| unsafe { (*qp).send_cq.addr() });
@@ -126,7 +128,9 @@ fn carry_asynchronous(event: &AsyncEvent) {
         AsyncEvent::LastReceiveReached { queue_pair, .. } => {
             (IBV_EVENT_QP_LAST_WQE_REACHED, queue_pair::find(*queue_pair).map(|qp| qp.addr()))
         }
-        AsyncEvent::DeviceFatal { .. } => return context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 }),
+        AsyncEvent::DeviceFatal { .. } => {
+            return context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });
+        }
         AsyncEvent::Link { up } => {
             let kind = if *up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR };
             return context::push_to_all(Asynchronous { kind, element: 0 });

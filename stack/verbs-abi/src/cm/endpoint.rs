@@ -19,8 +19,7 @@ pub(crate) fn child(
     request: ConnectRequest,
     register: impl FnOnce(u64, *mut rdma_cm_id),
 ) -> Result<*mut rdma_cm_id, Errno> {
-    let state =
-        State { local: Some(local), peer: Some(peer), stage: Stage::Requested(request), ..State::default() };
+    let state = State { local: Some(local), peer: Some(peer), stage: Stage::Requested(request), ..State::default() };
     let id = identifier::create_with(listener.channel, listener.context, listener.ps, state, register)?;
     // SAFETY: just made.
     unsafe {
@@ -46,7 +45,10 @@ fn create_queues(public: &mut rdma_cm_id, send: c_int, receive: c_int) -> Result
 }
 
 fn destroy_queues(public: &mut rdma_cm_id) {
-    for cq in [std::mem::replace(&mut public.recv_cq, std::ptr::null_mut()), std::mem::replace(&mut public.send_cq, std::ptr::null_mut())] {
+    for cq in [
+        std::mem::replace(&mut public.recv_cq, std::ptr::null_mut()),
+        std::mem::replace(&mut public.send_cq, std::ptr::null_mut()),
+    ] {
         if !cq.is_null() {
             let _ = completion::destroy(cq);
         }

@@ -52,7 +52,9 @@ pub(crate) struct Template {
 pub(crate) enum Stage {
     #[default]
     New,
-    Listening { _listener: Listener },
+    Listening {
+        _listener: Listener,
+    },
     /// A peer wants to connect.
     Requested(ConnectRequest),
     /// The outcome will be an event.
@@ -120,8 +122,7 @@ pub(crate) fn create_with(
     // SAFETY: the caller's pointer, or one that was just made.
     unsafe { Handle::<Channel>::get(channel)? };
     let key = dispatch::next_key();
-    let public =
-        rdma_cm_id { channel, context: user, ps: space, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
+    let public = rdma_cm_id { channel, context: user, ps: space, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
     let inner = Identifier { state: Mutex::new(State { waits, ..state }), events: Unacknowledged::default(), key };
     let id = Handle::create(public, inner);
     register(key, id);
@@ -358,7 +359,7 @@ pub(crate) fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Resul
         // Events come to the new one from here on; those that wait move along.
         (*id).channel = to;
         if let Ok(former) = Handle::<Channel>::get(former) {
-            former.move_to(&target, id);
+            former.move_to(target, id);
         }
         let had_its_own = std::mem::replace(&mut state.waits, waits);
         drop(state);
@@ -451,4 +452,3 @@ unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
         Ok(())
     });
 }
-

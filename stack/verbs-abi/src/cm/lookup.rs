@@ -17,7 +17,11 @@ object!(Answer: rdma_addrinfo, b"ai");
 ///
 /// # Safety
 /// The strings are null or end in a zero.
-unsafe fn system_lookup(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> Result<SocketAddr, Errno> {
+unsafe fn system_lookup(
+    node: *const c_char,
+    service: *const c_char,
+    hints: &rdma_addrinfo,
+) -> Result<SocketAddr, Errno> {
     // SAFETY: integers and pointers, for which zeroes are valid.
     let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
     wanted.ai_socktype = libc::SOCK_STREAM;
@@ -69,7 +73,9 @@ unsafe extern "C" fn rdma_getaddrinfo(
             if source.is_none() && destination.is_none() {
                 return Err(EINVAL);
             }
-            let family = destination.or(source).map_or(0, |address| if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 });
+            let family = destination
+                .or(source)
+                .map_or(0, |address| if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 });
             let kept = |address: Option<SocketAddr>| {
                 let (mut boxed, mut length) = (None, 0);
                 if let Some(address) = address {

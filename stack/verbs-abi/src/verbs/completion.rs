@@ -220,7 +220,10 @@ unsafe extern "C" fn ibv_create_cq(
     })
 }
 
-pub(crate) unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, wanted: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    wanted: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
     pointer(|| {
         // SAFETY: the caller's pointer.
         let wanted = unsafe { wanted.as_ref().ok_or(EINVAL)? };

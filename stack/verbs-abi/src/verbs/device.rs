@@ -1,8 +1,6 @@
 //! The list of devices, which has one or none.
 
-use crate::abi::{
-    IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_gid,
-};
+use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_gid};
 use crate::errno::{EINVAL, Errno, minus_one, nothing, number, pointer};
 use crate::process;
 use crate::verbs::context;
@@ -29,11 +27,8 @@ fn copy_name(to: &mut [c_char], name: &str) {
 /// The one device.
 pub(crate) fn device() -> *mut ibv_device {
     let address = *DEVICE.get_or_init(|| {
-        let mut public = ibv_device {
-            node_type: IBV_NODE_RNIC,
-            transport_type: IBV_TRANSPORT_IWARP,
-            ..ibv_device::default()
-        };
+        let mut public =
+            ibv_device { node_type: IBV_NODE_RNIC, transport_type: IBV_TRANSPORT_IWARP, ..ibv_device::default() };
         copy_name(&mut public.name, "uwarp0");
         copy_name(&mut public.dev_name, "uverbs-uwarp0");
         copy_name(&mut public.dev_path, "/sys/class/infiniband_verbs/uverbs-uwarp0");
@@ -69,7 +64,8 @@ pub(crate) fn gid(address: IpAddr) -> ibv_gid {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
-        let devices = if process::process().is_ok() { vec![device(), std::ptr::null_mut()] } else { vec![std::ptr::null_mut()] };
+        let devices =
+            if process::process().is_ok() { vec![device(), std::ptr::null_mut()] } else { vec![std::ptr::null_mut()] };
         if !count.is_null() {
             // SAFETY: the caller's place for the number.
             unsafe { count.write(devices.len() as c_int - 1) };
@@ -111,7 +107,8 @@ extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    let guid = check(device).and_then(|()| process::process()).map(|process| guid(process.context.config().address.address));
+    let guid =
+        check(device).and_then(|()| process::process()).map(|process| guid(process.context.config().address.address));
     guid.map_or(0, u64::to_be)
 }
 

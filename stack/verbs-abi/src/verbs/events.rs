@@ -97,7 +97,9 @@ fn fetched_of<'a>(event: Event) -> Option<&'a Unacknowledged> {
     // SAFETY: objects are looked at by the word in front of them, which stays mapped.
     unsafe {
         match event.kind {
-            IBV_EVENT_CQ_ERR => Handle::<Queue>::get(std::ptr::with_exposed_provenance_mut(element)).ok().map(|queue| &queue.asynchronous),
+            IBV_EVENT_CQ_ERR => Handle::<Queue>::get(std::ptr::with_exposed_provenance_mut(element))
+                .ok()
+                .map(|queue| &queue.asynchronous),
             IBV_EVENT_QP_FATAL
             | IBV_EVENT_QP_REQ_ERR
             | IBV_EVENT_QP_ACCESS_ERR
@@ -107,7 +109,9 @@ fn fetched_of<'a>(event: Event) -> Option<&'a Unacknowledged> {
                 Handle::<Pair>::get(std::ptr::with_exposed_provenance_mut(element)).ok().map(|pair| &pair.asynchronous)
             }
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
-                Handle::<SharedQueue>::get(std::ptr::with_exposed_provenance_mut(element)).ok().map(|queue| &queue.asynchronous)
+                Handle::<SharedQueue>::get(std::ptr::with_exposed_provenance_mut(element))
+                    .ok()
+                    .map(|queue| &queue.asynchronous)
             }
             _ => None,
         }

@@ -56,8 +56,7 @@ extern "C" fn ibv_node_type_str(kind: ibv_node_type) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
-    const NAMES: [&CStr; 6] =
-        [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
+    const NAMES: [&CStr; 6] = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
     name(&NAMES, state, c"unknown")
 }
 

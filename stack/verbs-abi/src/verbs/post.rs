@@ -217,7 +217,11 @@ unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), E
     }
 }
 
-pub(crate) unsafe extern "C" fn post_send(qp: *mut ibv_qp, list: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    list: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
     number(|| {
         // SAFETY: the caller's pointers.
         unsafe {
@@ -276,7 +280,11 @@ pub(crate) unsafe fn each_receive(
     Ok(())
 }
 
-pub(crate) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, list: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     number(|| {
         // SAFETY: the caller's pointers.
         unsafe {

@@ -77,9 +77,7 @@ pub(crate) fn join(pair: &Handle<Pair>) {
 /// The identifier goes; a connection that is still there ends with it.
 pub(crate) fn leave(pair: &Handle<Pair>, is_connected: bool) {
     pair.identifiers.fetch_sub(1, Ordering::AcqRel);
-    if is_connected
-        && let Some(control) = pair.control().as_mut()
-    {
+    if is_connected && let Some(control) = pair.control().as_mut() {
         control.disconnect();
     }
 }
@@ -237,7 +235,10 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_att
     })
 }
 
-pub(crate) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, wanted: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    wanted: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
     // SAFETY: the caller's pointer.
     pointer(|| create(context, unsafe { wanted.as_mut().ok_or(EINVAL)? }))
 }
@@ -313,7 +314,9 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
                 }
             }
             IBV_QPS_RTR | IBV_QPS_RTS => {
-                tracing::warn!("a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)");
+                tracing::warn!(
+                    "a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)"
+                );
                 return Err(EINVAL);
             }
             IBV_QPS_SQD => {

@@ -7,8 +7,8 @@ use crate::verbs::context::next_handle;
 use crate::verbs::domain::Domain;
 use libc::{c_int, c_uint, c_void, size_t};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 use uwarp::{Access, MemoryRegion, RegionBuffer, RegionChange, RegionOptions, TaggedBase};
 
 /// Registered memory, which the program owns. It may free it before it deregisters: then what a peer does there is as undefined
@@ -159,8 +159,7 @@ unsafe extern "C" fn ibv_rereg_mr(
                 None
             };
             let domain = if changes & IBV_REREG_MR_CHANGE_PD != 0 { Some(Handle::<Domain>::get(pd)?) } else { None };
-            let change =
-                RegionChange { access: rights, domain: domain.map(|domain| &domain.domain), memory };
+            let change = RegionChange { access: rights, domain: domain.map(|domain| &domain.domain), memory };
             region_now.change(change).map_err(|unchanged| Errno::from(unchanged.error))?;
             if let Some(domain) = domain {
                 domain.users.fetch_add(1, Ordering::AcqRel);

@@ -49,8 +49,7 @@ pub(crate) fn create(pd: *mut ibv_pd, user: *mut c_void, wanted: &mut ibv_srq_at
         wanted.max_sge = uwarp::MAX_SHARED_SGE as u32;
         let number = queue.id();
         let context = (*domain.public()).context;
-        let public =
-            ibv_srq { context, srq_context: user, pd, handle: next_handle(), ..ibv_srq::default() };
+        let public = ibv_srq { context, srq_context: user, pd, handle: next_handle(), ..ibv_srq::default() };
         domain.users.fetch_add(1, Ordering::AcqRel);
         context::get(context)?.objects.fetch_add(1, Ordering::AcqRel);
         let handle = Handle::create(

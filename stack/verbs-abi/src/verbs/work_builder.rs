@@ -208,4 +208,3 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: size_t, list: *cons
         Ok(())
     });
 }
-

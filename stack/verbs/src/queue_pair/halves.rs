@@ -210,10 +210,7 @@ impl SendHalf {
     #[inline]
     fn ring_doorbell(&self) {
         let Some(bell) = &self.bell else { return };
-        if self.threaded {
-            bell.doorbells.ring(self.number as usize);
-            bell.wake.fire_if_armed();
-        } else if !ring_inline(self.shared.id, self.number) {
+        if self.threaded || !ring_inline(self.shared.id, self.number) {
             bell.doorbells.ring(self.number as usize);
             bell.wake.fire_if_armed();
         }
