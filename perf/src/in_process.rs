@@ -33,6 +33,8 @@ pub enum Work {
     WriteStream,
     /// A turn of one connected engine that finds nothing to do
     IdleTurn,
+    /// A frame from one client of a switch to another
+    Forward,
     /// A null call over RPC-over-RDMA; the size does not matter
     RpcNull,
     /// A READ of NFS over RPC-over-RDMA, whose data arrives by RDMA Write unless it fits into the reply
@@ -175,6 +177,11 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
         "--size must be a multiple of 8: a message ends with its number"
     );
     ensure!(options.qps >= 1, "--qps must be at least 1");
+    if options.work == Work::Forward {
+        let started = Instant::now();
+        ensure!(uwarp_switch::measure::forward(options.iterations, options.size).is_some(), "the switch loses frames");
+        return Ok(started.elapsed());
+    }
     if matches!(options.work, Work::RpcNull | Work::RpcRead) {
         return measure_calls(options);
     }
@@ -252,7 +259,7 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
                 here.context.poll();
             }
         }
-        Work::RpcNull | Work::RpcRead => {}
+        Work::RpcNull | Work::RpcRead | Work::Forward => {}
     }
     let took = started.elapsed();
     Ok(took)

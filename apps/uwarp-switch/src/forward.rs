@@ -77,10 +77,10 @@ impl<P: Port> Forwarder<P> {
 
     #[inline]
     fn forward(&mut self, from: ClientId, mut frame: P::Buffer) {
-        let (start, length) = (frame.start(), frame.total_len());
         if frame.segment_count() != 1 {
             return self.switch.count_drops(from, DropReason::TooLong, 1);
         }
+        let (start, length) = (frame.start(), frame.data().len());
         let checksum = frame.received_checksums().tcp;
         if checksum == ChecksumStatus::Bad {
             return self.switch.count_drops(from, DropReason::Checksum, 1);
@@ -91,14 +91,15 @@ impl<P: Port> Forwarder<P> {
         match self.switch.judge(from, octets) {
             Verdict::Forward { to, ip_len, tcp_len } => {
                 // A sender that leaves the checksum to the device has not computed it; the receiver must be told so.
-                let is_left_out = tcp_len != 0 && checksum == ChecksumStatus::Good;
-                frame.set_transmit_checksums(TransmitChecksums {
-                    tcp: is_left_out,
-                    link_length: ethernet::HEADER_LEN as u8,
-                    ip_length: ip_len.into(),
-                    tcp_length: tcp_len,
-                    ..TransmitChecksums::default()
-                });
+                if tcp_len != 0 && checksum == ChecksumStatus::Good {
+                    frame.set_transmit_checksums(TransmitChecksums {
+                        tcp: true,
+                        link_length: ethernet::HEADER_LEN as u8,
+                        ip_length: ip_len.into(),
+                        tcp_length: tcp_len,
+                        ..TransmitChecksums::default()
+                    });
+                }
                 self.outgoing[to.place()].push_back(frame);
                 self.pending |= 1 << to.place();
             }

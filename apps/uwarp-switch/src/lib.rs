@@ -9,3 +9,5 @@
 pub mod core;
 pub mod daemon;
 pub mod forward;
+#[doc(hidden)]
+pub mod measure;

@@ -31,6 +31,12 @@ pub(super) struct Segment {
 
 const V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + tcp::HEADER_LEN;
 const V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + tcp::HEADER_LEN;
+/// Octets of the headers of a segment over IPv4 without options.
+pub(super) const USUAL: usize = V4;
+/// Where the flags are in these.
+pub(super) const FLAGS: usize = 47;
+/// Octets of that IP header.
+pub(super) const IPV4_LEN: u8 = ipv4::HEADER_LEN as u8;
 /// More fragments, and the offset.
 const FRAGMENT: u16 = 0x3fff;
 const ICMP: u8 = 1;
@@ -39,6 +45,20 @@ const ICMP6: u8 = 58;
 #[inline(always)]
 fn word(octets: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([octets[at], octets[at + 1]])
+}
+
+/// The length of the TCP header of a segment over IPv4 without options, in a frame of `length` octets; `None` if it is not such a
+/// segment. EtherType, version and addresses are for the caller to compare.
+#[inline(always)]
+pub(super) fn usual(start: &[u8; USUAL], length: usize) -> Option<u8> {
+    let total = usize::from(word(start, 16));
+    let tcp_len = usize::from(start[46] >> 4) * 4;
+    let is_usual = start[23] == tcp::PROTOCOL
+        && word(start, 20) & FRAGMENT == 0
+        && total <= length - ethernet::HEADER_LEN
+        && tcp_len >= tcp::HEADER_LEN
+        && ipv4::HEADER_LEN + tcp_len <= total;
+    is_usual.then_some(tcp_len as u8)
 }
 
 /// Reads a frame. Its checksums are the receiver's to verify.

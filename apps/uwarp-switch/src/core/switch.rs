@@ -13,7 +13,7 @@ use uwarp_wire::{ethernet, frame as wire_frame};
 
 use super::ClientId;
 use super::flows::{End, Flows};
-use super::frame::{self, Kind, Segment};
+use super::frame::{self, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
 use super::ports::{MAX_CLIENTS, PortTable, ReserveError};
 use super::replies::Reply;
 
@@ -127,6 +127,23 @@ pub struct Probe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignAddress(pub IpAddr);
 
+/// The last IPv4 segment of a client that went on: while nothing changes, the next one of the same flow goes the same way.
+#[derive(Clone, Copy, Debug)]
+struct LastFlow {
+    /// The sender's hardware address, EtherType, and version and length of the IP header.
+    link: [u8; 9],
+    /// Both addresses and both ports.
+    ends: [u8; 12],
+    to: ClientId,
+}
+
+/// Where these are in a frame.
+const LINK: std::ops::Range<usize> = 6..15;
+const ENDS: std::ops::Range<usize> = 26..38;
+
+/// Flags of segments that begin or end a connection.
+const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
+
 /// The tables, and the judge of every frame.
 #[derive(Debug)]
 pub struct Switch {
@@ -136,6 +153,7 @@ pub struct Switch {
     ports: PortTable,
     flows: Flows,
     macs: [[u8; 6]; MAX_CLIENTS],
+    last: [Option<LastFlow>; MAX_CLIENTS],
     counters: [Counters; MAX_CLIENTS],
     reply: Reply,
 }
@@ -162,6 +180,7 @@ impl Switch {
             ports: PortTable::default(),
             flows: Flows::default(),
             macs: [[0; 6]; MAX_CLIENTS],
+            last: [None; MAX_CLIENTS],
             counters: [Counters::default(); MAX_CLIENTS],
             reply: Reply::default(),
         })
@@ -169,6 +188,7 @@ impl Switch {
 
     /// Lets a client in, which has this hardware address; gives its block of ports. `None` if its place is taken.
     pub fn enter(&mut self, client: ClientId, mac: [u8; 6]) -> Option<RangeInclusive<u16>> {
+        self.last = [None; MAX_CLIENTS];
         let block = self.ports.enter(client)?;
         self.macs[client.place()] = mac;
         self.counters[client.place()] = Counters::default();
@@ -188,6 +208,7 @@ impl Switch {
                 probes.push(Probe { to, frame: self.reply.octets().to_vec() });
             }
         }
+        self.last = [None; MAX_CLIENTS];
         self.ports.leave(client);
         probes
     }
@@ -202,6 +223,7 @@ impl Switch {
 
     /// Gives a reserved port back.
     pub fn release(&mut self, client: ClientId, port: u16) {
+        self.last = [None; MAX_CLIENTS];
         self.ports.release(client, port);
     }
 
@@ -232,14 +254,47 @@ impl Switch {
     }
 
     /// Decides about a frame from a client, and counts it.
-    #[inline]
+    #[inline(always)]
     pub fn judge(&mut self, from: ClientId, frame: &mut [u8]) -> Verdict {
         let counters = &mut self.counters[from.place()];
         counters.received += 1;
         counters.received_octets += frame.len() as u64;
+        if let Some(verdict) = self.recall(from, frame) {
+            return verdict;
+        }
+        self.judge_anew(from, frame)
+    }
+
+    #[inline(never)]
+    fn judge_anew(&mut self, from: ClientId, frame: &mut [u8]) -> Verdict {
         match self.inspect(from, frame) {
             Ok(verdict) => verdict,
             Err(reason) => self.refuse(from, reason),
+        }
+    }
+
+    /// The verdict about a segment of the same flow as the last one; `None` if it is not of that, or not a usual one.
+    #[inline(always)]
+    fn recall(&self, from: ClientId, octets: &mut [u8]) -> Option<Verdict> {
+        let last = self.last[from.place()].as_ref()?;
+        let length = octets.len();
+        let start = octets.first_chunk::<USUAL>()?;
+        let tcp_len = frame::usual(start, length)?;
+        let is_same = start[LINK] == last.link && start[ENDS] == last.ends;
+        if !is_same || start[FLAGS] & RARE != 0 || length > self.longest {
+            return None;
+        }
+        let to = last.to;
+        self.readdress(to, octets);
+        Some(Verdict::Forward { to, ip_len: IPV4_LEN, tcp_len })
+    }
+
+    /// Remembers the flow of a segment that goes on, with the sender's hardware address still in it.
+    #[inline]
+    fn remember(&mut self, from: ClientId, to: ClientId, octets: &[u8]) {
+        let Some(start) = octets.first_chunk::<USUAL>() else { return };
+        if let (Ok(link), Ok(ends), 0x45) = (start[LINK].try_into(), start[ENDS].try_into(), start[14]) {
+            self.last[from.place()] = Some(LastFlow { link, ends, to });
         }
     }
 
@@ -280,10 +335,10 @@ impl Switch {
             return self.answer_unreachable(from, octets);
         }
         let Some(to) = self.ports.owner(segment.destination_port) else { return self.answer_reset(from, octets) };
-        const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
         if segment.flags & RARE != 0 {
             self.follow(from, to, segment);
         }
+        self.remember(from, to, octets);
         self.readdress(to, octets);
         Ok(Verdict::Forward { to, ip_len: segment.ip_len, tcp_len: segment.tcp_len })
     }

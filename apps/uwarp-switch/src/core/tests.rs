@@ -1,3 +1,5 @@
+mod random;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
@@ -111,6 +113,32 @@ fn a_segment_goes_to_the_owner_of_its_port_with_new_hardware_addresses() {
     let own = first_port(&switch, 1);
     let (own, _) = judge(&mut switch, 1, Segment::new(1, (own, 7471)).build());
     assert!(matches!(own, Verdict::Forward { to, .. } if to == client(1)));
+}
+
+#[test]
+fn a_flow_goes_elsewhere_when_its_port_changes_hands() {
+    let mut switch = switch(3);
+    let from = first_port(&switch, 0);
+    let segment = Segment::new(0, (from, 7471)).build();
+    for owner in [1, 2] {
+        switch.reserve(client(owner), 7471).unwrap();
+        // The first is looked up, the second remembered.
+        for _ in 0..2 {
+            let (verdict, got) = judge(&mut switch, 0, segment.clone());
+            assert_eq!(verdict, Verdict::Forward { to: client(owner), ip_len: 20, tcp_len: 20 });
+            assert_eq!(got[..6], mac(client(owner)));
+        }
+        // A remembered flow is of one sender, and its frames are looked at.
+        dropped(&mut switch, 1, segment.clone(), DropReason::SourceMac);
+        dropped(&mut switch, 0, segment[..100].to_vec(), DropReason::Malformed);
+        dropped(&mut switch, 0, [&segment[..], &[0; 1400]].concat(), DropReason::TooLong);
+        if owner == 1 {
+            switch.release(client(1), 7471);
+        } else {
+            switch.leave(client(2));
+        }
+        assert_eq!(judge(&mut switch, 0, segment.clone()).0, Verdict::Answer, "nobody owns the port");
+    }
 }
 
 #[test]
