@@ -5,8 +5,18 @@ use std::process::{Command, Stdio};
 use uwarp_interop_tests::tools::tool;
 
 const COLUMNS: usize = 80;
-const TOOLS: [&str; 8] =
-    ["uwarp-copy", "uwarp-info", "uwarp-log", "uwarp-nfs", "uwarp-perf", "uwarp-ping", "uwarp-rpc", "uwarp-stat"];
+const TOOLS: [&str; 10] = [
+    "uwarp-copy",
+    "uwarp-info",
+    "uwarp-log",
+    "uwarp-nfs",
+    "uwarp-perf",
+    "uwarp-ping",
+    "uwarp-rpc",
+    "uwarp-run",
+    "uwarp-stat",
+    "uwarp-switch",
+];
 
 fn help(name: &str, subcommand: Option<&str>) -> String {
     let mut command = Command::new(tool(name));
