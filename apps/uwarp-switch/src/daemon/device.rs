@@ -25,7 +25,7 @@ const OF_DPDK_MIB: u32 = 6;
 /// Starts DPDK.
 pub(super) fn start(mtu: u16) -> anyhow::Result<Eal> {
     let buffer = u64::from(mtu).max(2048) + 1024;
-    let pools = (buffer * u64::from(BUFFERS + ANSWERS) >> 20) + 1;
+    let pools = ((buffer * u64::from(BUFFERS + ANSWERS)) >> 20) + 1;
     let memory_mib = 64 + (MAX_CLIENTS as u32 + 2) * (pools as u32 + OF_DPDK_MIB);
     Ok(Eal::init(&EalConfig { memory_mib, ..EalConfig::default() })?)
 }

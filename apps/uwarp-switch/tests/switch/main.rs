@@ -33,10 +33,19 @@ fn a_killed_program_is_noticed_by_its_peer_at_once_and_its_ports_are_free() {
     assert_eq!((victim.uid, switch.status().clients.len()), (rustix::process::getuid().as_raw(), 2));
     assert!(victim.received > 0 && victim.sent > 0 && victim.drops.is_empty(), "{victim:?}");
 
+    let own = || switch.status().clients.into_iter().find(|client| client.place != victim.place).expect("we are there");
+    let mut before = own();
+    wait_for("the end of the exchange", || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let now = own();
+        std::mem::replace(&mut before, now.clone()) == now
+    });
     server.kill();
-    // Nothing is under way, and no keep-alive probe is sent; after half a minute other things would show it.
-    let limit = std::time::Duration::from_secs(15);
-    assert!(endpoint.queue_pair.wait_disconnected(limit).unwrap(), "the peer's death is not noticed");
+    // Nothing is under way, and no keep-alive probe is sent.
+    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "the peer's death is not noticed");
+    let after = own();
+    // The switch has asked, and then reset: nobody had to send something first.
+    assert_eq!((after.sent - before.sent, after.answered - before.answered), (2, 1), "{after:?}");
     assert_eq!(endpoint.queue_pair.disconnect_reason(), Some(DisconnectReason::Reset));
     wait_for("the end of the victim's place", || switch.status().clients.len() == 1);
     let listener = context.listen(PORT, ListenOptions::default()).expect("the victim's port is free");
