@@ -1,0 +1,237 @@
+//! Stock RDMA programs on uwarp's libibverbs and librdmacm: hosts for them, and what they print.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use uwarp::switch::protocol::{Answer, Request, VERSION, connect, receive, send};
+use uwarp_netns::Namespace;
+
+/// How long a program may take. Hung programs are killed, and fail their test.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The address of all programs on the switch. The namespace's own network has it, too, as programs expect that use both.
+pub const ADDRESS: &str = "10.9.0.1";
+/// The same of IPv6.
+pub const ADDRESS6: &str = "fd00:9::1";
+
+/// The directory of the libraries that `scripts/verbs-lib --debug` links beside the tests' own binaries.
+///
+/// # Panics
+/// If they are not there, with what to do.
+pub fn libraries() -> PathBuf {
+    let directory = binaries().join("verbs");
+    assert!(
+        directory.join("libibverbs.so.1").exists(),
+        "no libibverbs.so.1 in {}: run scripts/verbs-lib --debug",
+        directory.display()
+    );
+    directory
+}
+
+/// The directory of the tools.
+fn binaries() -> PathBuf {
+    let test = std::env::current_exe().expect("the test knows its file");
+    test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
+}
+
+/// What a program has left behind.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// What it printed, errors among the rest.
+    pub output: String,
+}
+
+impl Ended {
+    /// # Panics
+    /// If the program failed.
+    #[track_caller]
+    pub fn succeeded(&self) -> &str {
+        assert!(self.status.success(), "{}\n{}", self.status, self.output);
+        &self.output
+    }
+}
+
+/// A program that runs; killed when dropped.
+pub struct Running {
+    child: Child,
+    output: File,
+    what: String,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        let what = format!("{command:?}");
+        let output = tempfile::tempfile().expect("a file for what it prints");
+        let copies = [output.try_clone().expect("a copy"), output.try_clone().expect("a copy")];
+        let [out, errors] = copies;
+        command.stdin(Stdio::null()).stdout(out).stderr(errors);
+        let child = command.spawn().unwrap_or_else(|error| panic!("{what}: {error}"));
+        Running { child, output, what }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is our child");
+    }
+
+    fn printed(&mut self) -> String {
+        let mut octets = Vec::new();
+        self.output.rewind().expect("the file is ours");
+        self.output.read_to_end(&mut octets).expect("the file is ours");
+        String::from_utf8_lossy(&octets).into_owned()
+    }
+
+    /// Waits until it ends.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    #[track_caller]
+    pub fn wait(mut self) -> Ended {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return Ended { status, output: self.printed() };
+            }
+            if start.elapsed() > LIMIT {
+                let printed = self.printed();
+                panic!("{} does not end:\n{printed}", self.what);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A host of its own: a network namespace with addresses that nobody else has, and a switch for its RDMA programs.
+pub struct Host {
+    switch: Child,
+    socket: PathBuf,
+    namespace: Namespace,
+    directory: TempDir,
+    user: Option<u32>,
+}
+
+impl Host {
+    /// A host whose programs run as this test's user.
+    pub fn new(purpose: &str) -> Host {
+        Self::with_user(purpose, None)
+    }
+
+    /// A host whose programs, and its switch, run as an ordinary user.
+    pub fn of_ordinary_user(purpose: &str) -> Host {
+        // `nobody`; there is no other user on every machine.
+        Self::with_user(purpose, Some(65534))
+    }
+
+    fn with_user(purpose: &str, user: Option<u32>) -> Host {
+        let namespace = Namespace::new(purpose).expect("root may make a namespace");
+        namespace.ip(&["link", "set", "lo", "up"]).expect("a loop-back interface");
+        for address in [format!("{ADDRESS}/32"), format!("{ADDRESS6}/128")] {
+            namespace.ip(&["addr", "add", &address, "dev", "lo", "nodad"]).expect("an address");
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        if user.is_some() {
+            std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777))
+                .expect("the directory is ours");
+        }
+        let socket = directory.path().join("switch.sock");
+        let mut command = as_user(&namespace, user, binaries().join("uwarp-switch"));
+        command.args(["serve", "--address", "10.9.0.1/24", "--address", "fd00:9::1/64", "--socket"]).arg(&socket);
+        let mut switch = command.stdout(Stdio::piped()).spawn().expect("the switch starts");
+        let mut line = String::new();
+        BufReader::new(switch.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert!(line.contains(ADDRESS), "{line:?}");
+        Host { switch, socket, namespace, directory, user }
+    }
+
+    /// Where programs may leave files.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A program on the switch.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = as_user(&self.namespace, self.user, words[0]);
+        command.args(&words[1..]);
+        command.env("LD_LIBRARY_PATH", libraries()).env("LD_BIND_NOW", "1").env("UWARP_SWITCH", &self.socket);
+        command.env_remove("UWARP_CONFIG").env("HOME", self.directory.path()).current_dir(self.directory.path());
+        command
+    }
+
+    /// Starts a program.
+    pub fn start(&self, words: &[&str]) -> Running {
+        Running::start(self.command(words))
+    }
+
+    /// Runs a program to its end.
+    #[track_caller]
+    pub fn run(&self, words: &[&str]) -> Ended {
+        self.start(words).wait()
+    }
+
+    /// Starts a server and waits until it listens on a TCP port of rdma_cm's.
+    #[track_caller]
+    pub fn serve(&self, words: &[&str]) -> Running {
+        let mut server = self.start(words);
+        let start = Instant::now();
+        while !self.is_listened_on() {
+            if let Some(status) = server.child.try_wait().expect("it is our child") {
+                panic!("{words:?} ended before it listened: {status}\n{}", server.printed());
+            }
+            assert!(start.elapsed() < LIMIT, "{words:?} does not listen:\n{}", server.printed());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    fn is_listened_on(&self) -> bool {
+        let socket = connect(&self.socket).expect("the switch serves");
+        send(&socket, &Request::Status { version: VERSION }, None).expect("the switch listens");
+        match receive(&socket).expect("an answer") {
+            Some((Answer::Status(status), _)) => status.clients.iter().any(|client| !client.listening.is_empty()),
+            other => panic!("no status: {other:?}"),
+        }
+    }
+
+    /// A server and its client, both of which have to succeed. Gives what they printed.
+    #[track_caller]
+    pub fn pair(&self, server: &[&str], client: &[&str]) -> (String, String) {
+        let server = self.serve(server);
+        let client = self.run(client);
+        let client = client.succeeded().to_owned();
+        (server.wait().succeeded().to_owned(), client)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.switch.kill();
+        let _ = self.switch.wait();
+    }
+}
+
+/// A program inside of a namespace, of an ordinary user if one is given.
+fn as_user(namespace: &Namespace, user: Option<u32>, program: impl AsRef<OsStr>) -> Command {
+    let Some(user) = user else { return namespace.command(program) };
+    let mut command = namespace.command("setpriv");
+    command.arg(format!("--reuid={user}")).arg(format!("--regid={user}")).arg("--clear-groups").arg(program.as_ref());
+    command
+}
