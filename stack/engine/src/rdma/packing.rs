@@ -13,7 +13,19 @@ use crate::connection::{Connection, Phase, Record, Running};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::send::Pulled;
+
+/// What came of pulling work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pulled {
+    /// There is nothing (more) that may be sent now.
+    Dry,
+    /// There is more, but the budget of this turn is used up.
+    More,
+    /// There is more, but buffers are short.
+    Starved,
+    /// There is more, and what the connection holds has to be acknowledged first.
+    Held,
+}
 
 /// The record.
 #[derive(Debug)]

@@ -19,26 +19,13 @@ use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::choose::{Chosen, choose, header_len, send_kind};
 use crate::rdma::fpdu::Fpdu;
-use crate::rdma::packing::Open;
+use crate::rdma::packing::{Open, Pulled};
 use crate::rdma::queue_pair::QueuePair;
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 const BALANCE_LIMIT: i64 = 256 << 10;
 /// What a message counts at least, so that empty ones take turns too.
 const MESSAGE_COST: i64 = 64;
-
-/// What came of pulling work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pulled {
-    /// There is nothing (more) that may be sent now.
-    Dry,
-    /// There is more, but the budget of this turn is used up.
-    More,
-    /// There is more, but buffers are short.
-    Starved,
-    /// There is more, and what the connection holds has to be acknowledged first.
-    Held,
-}
 
 impl<P: Port> Core<P> {
     /// Serves a connection of the ready list: pulls its work, sends what TCP lets out, looks after its timer.
