@@ -116,8 +116,10 @@ missing_packages() {
     echo "${missing[*]}"
 }
 
-build_packages="build-essential pkg-config libdpdk-dev libclang-dev"
+build_packages="build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev"
 run_packages="iproute2"
+# The programs that suite verbs runs.
+verbs_packages="ibverbs-utils rdmacm-utils perftest"
 test_packages="tshark ethtool nftables codespell valgrind"
 
 # Runs this script again in a world of its own: a folder for all temporary files, and, where the user may have them,
