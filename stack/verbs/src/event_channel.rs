@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Watched, WatchedEvent, Watcher,
+    ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Watched, WatchedEvent, Watcher,
 };
 use uwarp_ring::Notifier;
 
@@ -104,6 +104,24 @@ pub enum ConnectionChange {
     Disconnected(DisconnectReason),
 }
 
+impl From<EstablishedEvent> for Established {
+    fn from(event: EstablishedEvent) -> Self {
+        Self {
+            peer: event.peer,
+            local: event.local,
+            private_data: event.private_data,
+            ird: event.ird,
+            ord: event.ord,
+            peer_ird: event.peer_ird,
+            peer_ord: event.peer_ord,
+            peer_to_peer: event.peer_to_peer,
+            transmit_markers: event.transmit_markers,
+            receive_markers: event.receive_markers,
+            crc: event.crc,
+        }
+    }
+}
+
 impl EventChannel {
     /// A channel with nothing attached.
     ///
@@ -141,8 +159,11 @@ impl EventChannel {
     /// [`Error::WrongThread`] if something of an inline context is attached that another thread opened.
     pub fn next(&self, timeout: Duration) -> Result<Option<ChannelEvent>, Error> {
         let deadline = Instant::now().checked_add(timeout);
-        let inline = lock(&self.inner.contexts).values().filter_map(Weak::upgrade).find(|context| context.is_inline());
-        let Some(inline) = inline else {
+        let mut inline: Vec<_> = lock(&self.inner.contexts).values().filter_map(Weak::upgrade).collect();
+        // One that is closed brings nothing more, and no thread turns it.
+        inline.retain(|context| context.is_inline() && context.check_alive().is_ok());
+        let here = inline.iter().position(|context| context.check_here().is_ok()).unwrap_or_default();
+        let Some(inline) = inline.into_iter().nth(here) else {
             return Ok(loop {
                 let event = match deadline {
                     Some(deadline) => self.inner.events.recv_deadline(deadline).ok(),
