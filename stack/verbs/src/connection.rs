@@ -4,6 +4,7 @@ use crate::context::Shared;
 use crate::core::NoReply;
 use crate::error::{ConnectError, Error};
 use crate::event_channel::EventChannel;
+use crate::peer_to_peer::PeerToPeer;
 use crate::queue_pair::{Outcome, QueuePairControl};
 use crate::reservation::PortReservation;
 use crate::switch::Link;
@@ -14,8 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EstablishedEvent,
-    EventSink, Features, ListenerId, ReadyToReceiveKinds, StartupOptions, Watch, Watched,
+    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, ControlError, EventSink, Features,
+    ListenerId, ReadyToReceiveKinds, StartupOptions, Watch, Watched,
 };
 use uwarp_ring::Notifier;
 
@@ -28,30 +29,6 @@ pub const MAX_PRIVATE_DATA: usize = 508;
 
 fn most_private_data(mpa_revision: u8) -> usize {
     if mpa_revision == 1 { 512 } else { MAX_PRIVATE_DATA }
-}
-
-/// Peer-to-peer start-up (RFC 6581 §9.2): whether the responder may send first. The engine then opens the stream with one of
-/// the given ready-to-receive indications, which takes nothing of either side's queues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PeerToPeer {
-    /// Client-server: the responder is silent until this side has sent something.
-    #[default]
-    Never,
-    /// Peer-to-peer with a peer that knows it, client-server with another: [`Established::peer_to_peer`] tells which. A
-    /// responder that knows it and understands none of the indications is no such peer: there is no connection.
-    Prefer(ReadyToReceiveKinds),
-    /// Peer-to-peer, or no connection.
-    Require(ReadyToReceiveKinds),
-}
-
-impl PeerToPeer {
-    /// The indications, if there is to be one.
-    pub const fn kinds(self) -> Option<ReadyToReceiveKinds> {
-        match self {
-            Self::Never => None,
-            Self::Prefer(kinds) | Self::Require(kinds) => Some(kinds),
-        }
-    }
 }
 
 /// Wishes for a new connection as its initiator.
@@ -242,24 +219,6 @@ pub struct Established {
     pub receive_markers: bool,
     /// Whether FPDUs carry CRCs.
     pub crc: bool,
-}
-
-impl From<EstablishedEvent> for Established {
-    fn from(event: EstablishedEvent) -> Self {
-        Self {
-            peer: event.peer,
-            local: event.local,
-            private_data: event.private_data,
-            ird: event.ird,
-            ord: event.ord,
-            peer_ird: event.peer_ird,
-            peer_ord: event.peer_ord,
-            peer_to_peer: event.peer_to_peer,
-            transmit_markers: event.transmit_markers,
-            receive_markers: event.receive_markers,
-            crc: event.crc,
-        }
-    }
 }
 
 /// How a listener is made.

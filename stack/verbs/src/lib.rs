@@ -215,6 +215,7 @@ mod launch;
 pub mod monitor;
 mod numbers;
 mod open;
+mod peer_to_peer;
 mod queue_pair;
 mod region;
 mod remote;
@@ -231,13 +232,13 @@ pub use completion::CompletionQueue;
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
 pub use connection::{
     AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, ListenOptions, Listener, MAX_PRIVATE_DATA,
-    PeerToPeer,
 };
 pub use context::{Context, ProtectionDomain};
 pub use durable::{MemoryRange, MemoryType};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
 pub use event_channel::{ChannelEvent, ConnectionChange, EventChannel};
 pub use events::AsyncEvents;
+pub use peer_to_peer::PeerToPeer;
 pub use queue_pair::{
     MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState,
     ReceiveHalf, SendHalf,
