@@ -25,7 +25,7 @@ fn next(channel: &EventChannel) -> (u64, ConnectionChange) {
 
 fn next_request(channel: &EventChannel) -> ConnectRequest {
     match next(channel) {
-        (LISTENER, ConnectionChange::Request(request)) => request,
+        (LISTENER, ConnectionChange::Request(request)) => *request,
         other => panic!("{other:?}"),
     }
 }

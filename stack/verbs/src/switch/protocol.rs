@@ -259,7 +259,7 @@ mod tests {
             rustix::net::send(&here, text.as_bytes(), SendFlags::empty()).unwrap();
             drop(here);
             // An empty packet is how the end looks.
-            assert!(receive::<Request>(&there).map(|message| message.is_none()).unwrap_or(text != ""), "{text}");
+            assert!(receive::<Request>(&there).map(|message| message.is_none()).unwrap_or(!text.is_empty()), "{text}");
         }
         let (here, there) = pair();
         let long = format!("{{\"request\":\"reserve\",\"port\":1{}}}", " ".repeat(LONGEST));
