@@ -566,6 +566,11 @@ impl QueuePairControl {
         Ok(())
     }
 
+    /// What is left when the engine has forgotten it.
+    fn unread(&self) -> Stage {
+        Stage::Unread(self.completion_queues.each_ref().map(|queue| Unread::of(queue, self.engine)))
+    }
+
     fn lingering(&self, stage: Stage) -> Lingering {
         let (number, engine) = (self.number, self.engine);
         Lingering { number, engine, stage, completion_queues: self.completion_queues.clone() }

@@ -28,7 +28,8 @@ fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_a_reset() {
         let (a, b) = narrow(mode);
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
         connect(&mut client, &mut server);
-        // The peer takes nothing: an orderly end would linger for it.
+        server.qp.post_receive(&[ReceiveRequest::new(3, &[server.mr.sge(..).unwrap()])]).unwrap();
+        // The peer's window is small: an orderly end would linger for it.
         client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
         client.qp.post_send(&[SendRequest::send(2, &[client.mr.sge(..).unwrap()]).signalled()]).unwrap();
         let channel = EventChannel::new().unwrap();

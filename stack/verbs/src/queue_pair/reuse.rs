@@ -73,7 +73,10 @@ impl QueuePairControl {
         let (reply, abandoned) = bounded(1);
         self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
         // An engine that does not answer in time forgets it later. The number rests as that of any other.
-        let _ = self.shared.receive(&abandoned, Instant::now().checked_add(DESTROY_LIMIT));
-        self.shared.linger(self.lingering(Stage::Abandoned { abandoned }));
+        let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(DESTROY_LIMIT)) {
+            Ok(_) => self.unread(),
+            Err(_) => Stage::Abandoned { abandoned },
+        };
+        self.shared.linger(self.lingering(stage));
     }
 }
