@@ -151,7 +151,9 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 max_sge: entries as usize,
                 max_inline: inline,
                 signal_all: wanted.sq_sig_all != 0,
-                complete_when_acknowledged: false,
+                // As reliable connections of InfiniBand have it. Programs also rely on what follows: a peer that posts its next
+                // receive when a message came has done so before the sender hears that it arrived.
+                complete_when_acknowledged: true,
                 shared_receives: shared_queue.as_deref(),
             };
             domain.domain.create_queue_pair(&options)?
