@@ -52,47 +52,6 @@ fn ucmatose_rdma_client_and_cmtime_connect() {
     host.run(&["cmtime", "-s", ADDRESS, "-c", "50"]).succeeded();
 }
 
-/// A tool of perftest against itself, with further arguments for both.
-#[track_caller]
-fn perftest(host: &Host, tool: &str, arguments: &[&str]) {
-    let server: Vec<&str> = [tool, "-R", "-n", "500"].iter().chain(arguments).copied().collect();
-    let client: Vec<&str> = server.iter().copied().chain([ADDRESS]).collect();
-    let server = host.serve(&server);
-    let mut attempts = 0;
-    let printed = loop {
-        let ended = host.run(&client);
-        // perftest binds its port, prepares for a while, and listens then: until then a client is rejected.
-        if !ended.output.contains("Unexpected CM event bl blka 8") || attempts == 50 {
-            break ended.succeeded().to_owned();
-        }
-        attempts += 1;
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    };
-    assert!(printed.contains("#bytes"), "{printed}");
-    server.wait().succeeded();
-}
-
-#[test]
-fn perftest_measures_latencies() {
-    let host = Host::new("latency");
-    for tool in ["ib_send_lat", "ib_read_lat", "ib_atomic_lat"] {
-        perftest(&host, tool, &[]);
-    }
-    perftest(&host, "ib_send_lat", &["-e"]);
-    perftest(&host, "ib_send_lat", &["--use_old_post_send"]);
-}
-
-#[test]
-fn perftest_measures_bandwidths() {
-    let host = Host::new("bandwidth");
-    for tool in ["ib_write_bw", "ib_send_bw", "ib_read_bw", "ib_atomic_bw"] {
-        perftest(&host, tool, &[]);
-    }
-    perftest(&host, "ib_write_bw", &["-q", "4", "-b"]);
-    perftest(&host, "ib_read_bw", &["-q", "4", "-e"]);
-    perftest(&host, "ib_send_bw", &["--use_old_post_send"]);
-}
-
 #[test]
 fn perftest_without_rdma_cm_fails_and_does_not_hang() {
     let host = Host::new("without-cm");

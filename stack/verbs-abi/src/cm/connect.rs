@@ -4,7 +4,8 @@ use crate::abi::*;
 use crate::cm::channel::Report;
 use crate::cm::dispatch;
 use crate::cm::endpoint;
-use crate::cm::identifier::{Identifier, Stage, complete, report};
+use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, report};
+use crate::cm::port::Binding;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
@@ -19,6 +20,49 @@ use uwarp::{AcceptOptions, ConnectOptions, Features, ListenOptions, ReadyToRecei
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// Requests that wait where the program does not say how many may.
 const BACKLOG: usize = 128;
+
+/// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as perftest's
+/// listen anew for each connection, and count on clients that take longer to resolve an address than they do for that.
+const MOST_REFUSALS: u32 = 20;
+const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Begins to connect a queue pair; the outcome comes with the key.
+fn start(pair: &Handle<Pair>, key: u64, peer: SocketAddr, options: ConnectOptions) -> Result<(), Errno> {
+    let context = process::started()?;
+    let mut control = pair.control();
+    let control = control.as_mut().ok_or(EINVAL)?;
+    control.attach(dispatch::channel()?, key);
+    drop(context.start_connect(control, peer, options)?);
+    Ok(())
+}
+
+/// Connects once more, a little later. False: it was tried often enough.
+fn try_again(handle: &Handle<Identifier>, state: &mut State) -> bool {
+    let Some(attempt) = state.attempt.as_mut().filter(|attempt| attempt.refusals > 0) else { return false };
+    attempt.refusals -= 1;
+    let key = handle.key;
+    dispatch::spawn("uwarp-retry", move || {
+        std::thread::sleep(REFUSAL_PAUSE);
+        dispatch::with_identifier(key, |id, handle| {
+            let again = {
+                let state = handle.lock();
+                let pair =
+                    state.queue_pair.and_then(queue_pair::find).filter(|_| matches!(state.stage, Stage::Starting));
+                // SAFETY: from the list of those that live.
+                let pair = pair.and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
+                match (pair, &state.attempt) {
+                    (Some(pair), Some(attempt)) => start(pair, key, attempt.peer, attempt.options.clone()),
+                    _ => Err(EINVAL),
+                }
+            };
+            if again.is_err() {
+                handle.lock().attempt = None;
+                settle(id, handle, Outcome::Failed(libc::ECONNREFUSED));
+            }
+        });
+    })
+    .is_ok()
+}
 
 /// Everything that programs of the verbs may use: nothing of it shows on the wire before it is used.
 fn features() -> Features {
@@ -75,14 +119,14 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
         let handle = unsafe { Handle::<Identifier>::get(id)? };
         let context = process::started()?;
         let mut state = handle.lock();
-        let (Some(local), Some(reservation)) = (state.local, state.reservation.clone()) else { return Err(EINVAL) };
+        let (Some(local), Some(binding)) = (state.local, &state.binding) else { return Err(EINVAL) };
         if !matches!(state.stage, Stage::New) {
             return Err(EINVAL);
         }
         let most = context.config().limits.backlog;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG).min(most);
         let address = (!local.ip().is_unspecified()).then_some(local.ip());
-        let mut listener = context.listen_on(&reservation, ListenOptions { backlog, address })?;
+        let mut listener = context.listen_on(binding.reservation(), ListenOptions { backlog, address })?;
         listener.attach(dispatch::channel()?, handle.key);
         state.stage = Stage::Listening { _listener: listener };
         Ok(0)
@@ -97,7 +141,6 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         let (handle, wishes) = unsafe { (Handle::<Identifier>::get(id)?, Wishes::read(parameters, (most, most))?) };
         // SAFETY: our own structure.
         let pair = pair_of(unsafe { &*id }, wishes.queue_pair)?;
-        let context = process::started()?;
         let mut state = handle.lock();
         let (Some(peer), Some(local)) = (state.peer, state.local) else { return Err(EINVAL) };
         if !matches!(state.stage, Stage::New) {
@@ -115,14 +158,9 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         }
         // Responders of many programs speak first; a peer that does not know this start-up is connected without it.
         .prefer_peer_to_peer(ReadyToReceiveKinds::ALL);
-        {
-            let mut control = pair.control();
-            let control = control.as_mut().ok_or(EINVAL)?;
-            control.attach(dispatch::channel()?, handle.key);
-            // Its outcome comes by the channel.
-            drop(context.start_connect(control, peer, options)?);
-        }
-        queue_pair::join(pair);
+        start(pair, handle.key, peer, options.clone())?;
+        state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
+        queue_pair::join(pair, state.binding.as_ref().map(Binding::port));
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
@@ -159,7 +197,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
             control.attach(dispatch::channel()?, handle.key);
             drop(request.start_accept(control, options)?);
         }
-        queue_pair::join(pair);
+        queue_pair::join(pair, state.port.clone());
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
@@ -316,6 +354,7 @@ pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: 
             event.status = -libc::ECONNREFUSED;
             event.private_data = &private;
         }
+        Outcome::Failed(libc::ECONNREFUSED) if try_again(handle, &mut state) => return,
         Outcome::Failed(errno) => {
             state.stage = Stage::Ended;
             event.status = -errno;
@@ -348,11 +387,11 @@ pub(crate) fn request(
     request: uwarp::ConnectRequest,
     register: impl FnOnce(u64, *mut rdma_cm_id),
 ) {
-    let (local, peer): (SocketAddr, SocketAddr) = (request.local(), request.peer());
     let (ird, ord) = reads_of(&request);
     let private_data = request.private_data().to_vec();
     // SAFETY: the listener's structure; it lives while its event is delivered.
-    let made = unsafe { endpoint::child(&*listener, local, peer, request, register) };
+    let made =
+        unsafe { endpoint::child(&*listener, handle.lock().binding.as_ref().map(Binding::port), request, register) };
     match made {
         Ok(id) => {
             let mut event = Report::plain(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);

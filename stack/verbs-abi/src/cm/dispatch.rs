@@ -62,8 +62,20 @@ pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
     Ok(CHANNEL.get_or_init(|| channel))
 }
 
+/// Does something with the identifier of a key, if it is still there; it does not go meanwhile.
+pub(crate) fn with_identifier(key: u64, body: impl FnOnce(*mut rdma_cm_id, &Handle<Identifier>)) {
+    identifiers(|known| {
+        let Some(address) = known.get(&key).copied() else { return };
+        let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: it is in the list, so it lives as long as the list is locked.
+        if let Ok(handle) = unsafe { Handle::<Identifier>::get(id) } {
+            body(id, handle);
+        }
+    });
+}
+
 /// Starts a thread that takes no signals: they belong to the program's own.
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
     // SAFETY: sets of signals on the stack, and the calling thread's mask, which is put back.
     unsafe {
         let (mut all, mut former) = (std::mem::zeroed(), std::mem::zeroed());

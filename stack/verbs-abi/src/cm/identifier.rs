@@ -4,6 +4,7 @@ use crate::abi::*;
 use crate::cm::address::{self, End};
 use crate::cm::channel::{self, Channel, Report};
 use crate::cm::dispatch;
+use crate::cm::port::{self, Binding, Port};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::handle::{Handle, object};
 use crate::process;
@@ -12,8 +13,8 @@ use crate::verbs::queue_pair::{self, Pair};
 use crate::verbs::{context, domain};
 use libc::{c_int, c_void};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use uwarp::{ConnectRequest, Listener, PortReservation};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use uwarp::{ConnectOptions, ConnectRequest, Listener};
 
 /// An identifier: what a socket is for TCP.
 pub(crate) struct Identifier {
@@ -32,12 +33,24 @@ pub(crate) struct State {
     pub(crate) waits: bool,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) reservation: Option<PortReservation>,
+    pub(crate) binding: Option<Binding>,
+    /// The port of an accepted connection.
+    pub(crate) port: Option<Arc<Port>>,
     pub(crate) stage: Stage,
     /// What `rdma_create_ep` is to make for each request of a listener.
     pub(crate) template: Option<Template>,
+    /// What to connect once more if nobody listens yet.
+    pub(crate) attempt: Option<Attempt>,
     /// Number of the queue pair that it connects, made by the program itself or through the identifier.
     pub(crate) queue_pair: Option<u32>,
+}
+
+/// A connection that is being made.
+pub(crate) struct Attempt {
+    pub(crate) peer: SocketAddr,
+    pub(crate) options: ConnectOptions,
+    /// How often it may be refused before the program is told.
+    pub(crate) refusals: u32,
 }
 
 /// What `rdma_get_request` makes for a new connection.
@@ -262,9 +275,9 @@ pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Er
     if state.local.is_some() || !matches!(state.stage, Stage::New) {
         return Err(EINVAL);
     }
-    let reservation = context.reserve_port((wanted.port() != 0).then_some(wanted.port()))?;
-    let local = SocketAddr::new(wanted.ip(), reservation.port());
-    state.reservation = Some(reservation);
+    let binding = port::bind(context, (wanted.port() != 0).then_some(wanted.port()))?;
+    let local = SocketAddr::new(wanted.ip(), binding.number());
+    state.binding = Some(binding);
     state.local = Some(local);
     // SAFETY: our own structure.
     address::write(unsafe { &mut (*id.public()).route.addr }, End::Source, local);
@@ -400,7 +413,7 @@ unsafe extern "C" fn rdma_set_option(
     })
 }
 
-fn port(id: *mut rdma_cm_id, end: End) -> u16 {
+fn port_of(id: *mut rdma_cm_id, end: End) -> u16 {
     // SAFETY: the caller's pointer.
     unsafe {
         let Ok(handle) = Handle::<Identifier>::get(id) else { return 0 };
@@ -415,12 +428,12 @@ fn port(id: *mut rdma_cm_id, end: End) -> u16 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    port(id, End::Source)
+    port_of(id, End::Source)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    port(id, End::Destination)
+    port_of(id, End::Destination)
 }
 
 #[unsafe(no_mangle)]
