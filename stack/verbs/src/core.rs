@@ -314,7 +314,11 @@ impl Core {
             };
         }
         if !driver::is_seated_here(self.id) {
-            return receiver.try_recv().map_err(|_| NoReply::WrongThread);
+            return receiver.try_recv().map_err(|error| match error {
+                TryRecvError::Empty => NoReply::WrongThread,
+                // The engine is gone, or has never run.
+                TryRecvError::Disconnected => NoReply::Gone,
+            });
         }
         let mut backoff = Backoff::new(&self.config.engine);
         loop {
