@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn memory_of_freed_objects_is_used_again() {
         struct Other;
-        object!(Other: u64, b"ot");
+        object!(Other: u64, b"other");
         let first = Handle::create(0, Other);
         // SAFETY: pointers of this library.
         unsafe { Handle::<Other>::destroy(first).unwrap() };
