@@ -52,11 +52,7 @@ impl Connection {
         self.congestion.acknowledged(now, octets, self.rtt.smoothed().unwrap_or(0));
         self.waiting_since = now;
         self.schedule_retransmission(now);
-        let mut events = Events::SEND_SPACE;
-        if self.queue.has_acknowledged() {
-            events |= Events::RECORDS_ACKED;
-        }
-        events
+        Events::SEND_SPACE | Events::OCTETS_ACKED
     }
 
     /// RFC 9293 §3.10.7.4, fifth check, in the states from ESTABLISHED on. `crossing`: the window is not scaled.
@@ -155,9 +151,7 @@ impl Connection {
         self.adjust_window(now, &delivered, acknowledgment > before, found, echo);
         if acknowledgment > before {
             self.schedule_retransmission(now);
-        }
-        if self.queue.has_acknowledged() {
-            events |= Events::RECORDS_ACKED;
+            events |= Events::OCTETS_ACKED;
         }
         if delivered.octets > 0 {
             events |= Events::SEND_SPACE;

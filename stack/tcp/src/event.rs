@@ -96,8 +96,8 @@ impl Events {
     pub const TIME_WAIT: Events = Events(1 << 4);
     /// [`crate::Connection::send_space`] may have grown.
     pub const SEND_SPACE: Events = Events(1 << 5);
-    /// [`crate::Connection::pop_acknowledged`] has something.
-    pub const RECORDS_ACKED: Events = Events(1 << 6);
+    /// [`crate::Connection::octets_acknowledged`] has grown, and [`crate::Connection::pop_acknowledged`] may have something.
+    pub const OCTETS_ACKED: Events = Events(1 << 6);
     /// The peer has acknowledged our FIN, and so everything that was sent.
     pub const FIN_ACKED: Events = Events(1 << 7);
     /// The peer stopped answering. CLOSED is set, too.
@@ -149,7 +149,7 @@ impl fmt::Debug for Events {
             "CLOSED",
             "TIME_WAIT",
             "SEND_SPACE",
-            "RECORDS_ACKED",
+            "OCTETS_ACKED",
             "FIN_ACKED",
             "TIMED_OUT",
             "URGENT",

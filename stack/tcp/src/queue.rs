@@ -311,12 +311,6 @@ impl SendQueue {
         self.pop_record()
     }
 
-    /// Whether [`SendQueue::pop_acknowledged`] has something.
-    #[inline]
-    pub(crate) fn has_acknowledged(&self) -> bool {
-        self.records.front().is_some_and(|record| record.end() <= self.unacknowledged)
-    }
-
     /// Any record, at the end of the connection.
     #[inline]
     pub(crate) fn pop_record(&mut self) -> Option<BufferToken> {

@@ -207,7 +207,7 @@ impl<P: Port> Core<P> {
         if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
             self.on_rare(index, connection, received.events);
         }
-        if received.events.intersects(Events::RECORDS_ACKED | Events::FIN_ACKED) {
+        if received.events.intersects(Events::OCTETS_ACKED | Events::FIN_ACKED) {
             self.on_acknowledged(connection);
         }
         match received.payload {

@@ -31,7 +31,7 @@
 //! - `extend yes|no OCTETS`: extends the last record, and whether that succeeds. `tail LEN`: length of the last record
 //!   if it may grow.
 //! - `sleep TIME`: the host is suspended for this long, so timers expire late.
-//! - `state NAME`; `event NAME|NAME`: all since the last such line, without SEND_SPACE and RECORDS_ACKED.
+//! - `state NAME`; `event NAME|NAME`: all since the last such line, without SEND_SPACE and OCTETS_ACKED.
 //! - `data A-B`: the octets handed out since the last such line, `none` for nothing.
 //! - `drop NAME`: why the last segment was dropped, or `none`.
 //! - `acked N` and `discarded N`: buffers returned.
@@ -228,7 +228,7 @@ impl Player {
             "path_mss" => connection.set_path_mss(number(Some(arguments))?),
             "link_lost" => connection.link_lost(now),
             "event" => {
-                let quiet = Events::SEND_SPACE | Events::RECORDS_ACKED;
+                let quiet = Events::SEND_SPACE | Events::OCTETS_ACKED;
                 let found = format!("{:?}", self.events);
                 let found: Vec<&str> =
                     found.split('|').filter(|name| *name != "-" && !format!("{quiet:?}").contains(name)).collect();
