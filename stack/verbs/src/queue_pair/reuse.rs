@@ -34,7 +34,7 @@ impl QueuePairControl {
     }
 
     /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
-    /// connect or accept again. `send` is its other half; see [`QueuePair::reset`].
+    /// connect or accept again. `send` is its other half; see [`QueuePair::reset`](crate::QueuePair::reset).
     ///
     /// # Errors
     /// [`Error::State`] while it has a connection: [`abort`](Self::abort) that, and wait for its end.
