@@ -88,7 +88,7 @@ pub enum ChangeError {
     Register(#[from] RegisterError),
 }
 
-/// What [`Registration::change`] changes. What is left out stays.
+/// What [`Registration::change`](crate::Registration::change) changes. What is left out stays.
 #[derive(Debug, Default)]
 pub struct RegionChange {
     /// The rights.
