@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::api::stats::{ConnectionStats, DropReason, EngineStats, QueuePairStats, TcpInfo, Work};
+use crate::connection::Connection;
+use crate::connection::phase::Phase;
 use crate::connection::startup::endpoints;
-use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::Stage;

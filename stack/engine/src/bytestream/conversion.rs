@@ -9,8 +9,9 @@ use uwarp_iwarp::startup::{Responder, ResponderOptions};
 
 use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
 use crate::bytestream::ends::StreamEnds;
+use crate::connection::Connection;
+use crate::connection::phase::{Origin, Phase, Responding, StreamLimit};
 use crate::connection::slab::Handle;
-use crate::connection::{Connection, Origin, Phase, Responding};
 use crate::core::Core;
 use crate::link::port::Port;
 
@@ -66,31 +67,32 @@ impl<P: Port> Core<P> {
         connection: &mut Connection,
         role: ConversionRole,
     ) -> Result<(), ConnectFailure> {
-        let plain = matches!(connection.phase, Phase::Stream);
+        let plain = matches!(connection.phase, Phase::Stream(_));
         if self.control.shutdown.is_some() {
             return Err(ConnectFailure::ShuttingDown);
         }
         if !plain || !connection.stream.as_ref().is_some_and(|stream| stream.is_whole()) {
             return Err(ConnectFailure::Closed);
         }
-        let timeout = match role {
+        match role {
             ConversionRole::Initiator { queue_pair, options } => {
                 self.check_idle(queue_pair)?;
                 let initiating = self.initiating(&options)?;
                 connection.startup_frame = Some(initiating.machine.request().to_vec());
-                connection.phase = Phase::Initiating(Box::new(initiating));
+                connection.phase.enter(Phase::Initiating(Box::new(initiating)));
                 connection.queue_pair = Some(queue_pair);
                 self.bind(queue_pair, index);
-                options.timeout
             }
             ConversionRole::Responder { requests, timeout } => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
-                let responding = Responding { machine: Responder::new(options), origin: Origin::Stream(requests) };
-                connection.phase = Phase::Responding(Box::new(responding));
-                timeout
+                connection.phase.enter(Phase::Responding(Box::new(Responding {
+                    machine: Responder::new(options),
+                    origin: Origin::Stream(requests),
+                    half_open: false,
+                    until: self.now + timeout,
+                })));
             }
-        };
-        connection.deadline = Some(self.now + timeout);
+        }
         connection.quiet = false;
         Ok(())
     }
@@ -115,8 +117,7 @@ impl<P: Port> Core<P> {
         if !connection.stream.as_ref().is_some_and(|stream| stream.is_lent()) {
             return false;
         }
-        connection.phase = Phase::Stream;
-        connection.deadline = None;
+        connection.phase.enter(Phase::Stream(StreamLimit::None));
         connection.quiet = false;
         true
     }

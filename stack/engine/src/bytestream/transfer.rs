@@ -13,12 +13,13 @@ use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectRea
 use crate::api::stats::{DropReason, TcpInfo};
 use crate::bytestream::ends::{IncomingStream, Interest, StreamFailure, StreamShared, stream};
 use crate::bytestream::streaming::Streaming;
+use crate::connection::Connection;
 use crate::connection::Record;
 use crate::connection::ending::CLOSING_LIMIT;
 use crate::connection::listener::Requests;
+use crate::connection::phase::{Phase, StreamLimit};
 use crate::connection::slab::Handle;
 use crate::connection::startup::endpoints;
-use crate::connection::{Connection, Left, Phase};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 
@@ -40,12 +41,8 @@ impl<P: Port> Core<P> {
         options.configure(&mut config);
         let isn = self.connections.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&config, isn, self.now);
-        let deadline = self.now + timeout;
-        let index = self.add_connection(flow, tcp, Phase::Stream);
+        let index = self.add_connection(flow, tcp, Phase::Stream(StreamLimit::Opening(self.now + timeout)));
         self.attach(index, streaming);
-        if let Some(connection) = self.connections.table.get_mut(index) {
-            connection.deadline = Some(deadline);
-        }
         self.schedule_index(index);
     }
 
@@ -61,7 +58,7 @@ impl<P: Port> Core<P> {
 
     /// The handshake of a stream that we opened is done.
     pub(crate) fn on_stream_open(&mut self, index: u32, connection: &mut Connection) {
-        connection.deadline = None;
+        connection.phase.forget_deadline();
         let Some(stream) = &mut connection.stream else { return };
         stream.opened = true;
         stream.shared.open();
@@ -71,7 +68,6 @@ impl<P: Port> Core<P> {
     /// The handshake of a stream that a peer opened is done: the listener gets the stream.
     pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
         self.leave_listener(connection);
-        connection.deadline = None;
         let Some(handle) = self.connections.table.reserved_handle(index) else { return };
         let bell = self.config.limits.queue_pairs + index;
         let listener =
@@ -85,7 +81,7 @@ impl<P: Port> Core<P> {
         streaming.shared.attach(bell, handle.to_bits(), endpoints);
         streaming.shared.open();
         streaming.opened = true;
-        connection.phase = Phase::Stream;
+        connection.phase.enter(Phase::Stream(StreamLimit::None));
         connection.stream = Some(streaming);
         connection.quiet = false;
         incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
@@ -143,7 +139,7 @@ impl<P: Port> Core<P> {
     #[cold]
     pub(crate) fn on_urgent(&mut self, index: u32, connection: &mut Connection) {
         let ahead = connection.tcp.urgent_told() as usize;
-        if let (Phase::Stream, Some(stream)) = (&connection.phase, &connection.stream) {
+        if let (Phase::Stream(_), Some(stream)) = (&connection.phase, &connection.stream) {
             stream.shared.set_urgent(stream.receive.position().wrapping_add(ahead));
             self.wake_later(index, connection, Interest::URGENT);
         }
@@ -186,9 +182,9 @@ impl<P: Port> Core<P> {
         if !stream.opened {
             return false;
         }
-        if stream.receive.is_closed() && connection.deadline.is_none() {
+        if stream.receive.is_closed() && matches!(connection.phase, Phase::Stream(StreamLimit::None)) {
             // The application has dropped the stream: a peer that does not take the rest must not hold it for ever.
-            connection.deadline = Some(self.now + CLOSING_LIMIT);
+            connection.phase = Phase::Stream(StreamLimit::Abandoned(self.now + CLOSING_LIMIT));
             stream.taken = connection.tcp.octets_acknowledged();
         }
         stream.receive.free();
@@ -318,7 +314,6 @@ impl<P: Port> Core<P> {
     fn leave_if_abandoned(&mut self, connection: &mut Connection) {
         if connection.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
             connection.stream = None;
-            connection.left = Left::Read;
             self.finish_tcp(connection);
         }
     }
@@ -419,7 +414,7 @@ impl Connection {
     pub(crate) fn is_opening(&self) -> bool {
         match &self.phase {
             Phase::Initiating(_) => true,
-            Phase::Stream => self.tcp.state() == State::SynSent,
+            Phase::Stream(_) => self.tcp.state() == State::SynSent,
             _ => false,
         }
     }

@@ -1,10 +1,12 @@
 //! The application's answer to a connection request.
 
 use crate::api::command::{AcceptParameters, ConnectFailure, RequestId, StartupOptions};
+use crate::connection::Connection;
+use crate::connection::phase::Phase;
 use crate::connection::slab::Handle;
-use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::running::Limit;
 use uwarp_iwarp::startup::{AcceptError, ReadLimits};
 
 impl<P: Port> Core<P> {
@@ -62,8 +64,11 @@ impl<P: Port> Core<P> {
         connection.queue_pair = Some(number);
         // A client-server initiator may be silent without limit; a peer-to-peer one owes its ready-to-receive
         // indication.
-        connection.deadline = parameters.expects_ready_to_receive.then(|| self.now + self.config.iwarp.startup_timeout);
-        self.begin_running(connection, number, parameters, options.features);
+        let limit = match parameters.expects_ready_to_receive {
+            true => Limit::FirstFpdu(self.now + self.config.iwarp.startup_timeout),
+            false => Limit::None,
+        };
+        self.begin_running(connection, number, parameters, options.features, limit);
         Ok(())
     }
 
@@ -72,8 +77,7 @@ impl<P: Port> Core<P> {
         let Some(index) = self.connections.table.resolve(Handle::from_bits(request.handle)) else { return };
         let Some(mut connection) = self.connections.table.take(index) else { return };
         self.leave_listener(&mut connection);
-        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
-        if let Phase::Requested(mut responding) = phase {
+        if let Phase::Requested(responding) = &mut connection.phase {
             match responding.machine.reject(&ReadLimits::default(), private_data) {
                 Ok(reply) => {
                     connection.startup_frame = Some(reply);
@@ -84,8 +88,6 @@ impl<P: Port> Core<P> {
                 }
                 Err(_) => self.abort(&mut connection),
             }
-        } else {
-            connection.phase = phase;
         }
         self.put_back(index, connection);
     }

@@ -8,12 +8,14 @@ use uwarp_wire::address::FlowKey;
 use std::time::Duration;
 
 use crate::api::command::{Abandoned, AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
+use crate::connection::Connection;
+use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
-use crate::connection::{Connection, Ending, Left, Phase};
 use crate::core::Core;
 use crate::link::handoff::Handoff;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::{QueuePair, Stage};
+use crate::rdma::running::{Ending, Limit};
 
 /// How long TCP may continue alone when the application has left.
 pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
@@ -101,7 +103,7 @@ impl<P: Port> Core<P> {
 
     /// The stream is over: flushes everything left, and tells the application.
     fn stream_over(&mut self, connection: &mut Connection) {
-        let mut phase = std::mem::replace(&mut connection.phase, Phase::Closing);
+        let mut phase = connection.phase.end();
         Self::plain_stream_over(connection);
         let Some(number) = connection.queue_pair.take() else { return };
         let Some(queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::as_mut) else { return };
@@ -159,7 +161,9 @@ impl<P: Port> Core<P> {
     pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
         if events.contains(Events::FIN_ACKED) {
             connection.finished = true;
-            if connection.left == Left::Unread && connection.tcp.state() == State::FinWait2 {
+            if matches!(connection.phase, Phase::Closing(Closing { reader: Reader::Unsatisfied, .. }))
+                && connection.tcp.state() == State::FinWait2
+            {
                 // The peer has all that was written; what it has sent meanwhile is discarded (RFC 9293 §3.6.1).
                 connection.ends_by(DisconnectReason::Aborted);
                 return self.abort(connection);
@@ -179,8 +183,8 @@ impl<P: Port> Core<P> {
         }
         if events.contains(Events::TIME_WAIT) {
             connection.finished = true;
-            connection.deadline = None;
             self.stream_over(connection);
+            connection.phase.forget_deadline();
         }
         if events.contains(Events::CLOSED) {
             connection.gone = true;
@@ -205,8 +209,8 @@ impl<P: Port> Core<P> {
                 self.startup_failed(connection, ConnectFailure::Closed);
             }
             Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
-            Phase::Stream => self.on_stream_fin(index, connection),
-            Phase::Closing => self.close_tcp(connection),
+            Phase::Stream(_) => self.on_stream_fin(index, connection),
+            Phase::Closing(_) => self.close_tcp(connection),
             Phase::Running(running) => {
                 let unframed = connection.gather.len();
                 running.peer_closed = true;
@@ -252,16 +256,19 @@ impl<P: Port> Core<P> {
 
     /// Closes our side of TCP: what TCP has still leaves, then FIN.
     pub(crate) fn close_tcp(&mut self, connection: &mut Connection) {
-        connection.close_when_sent = false;
+        if let Phase::Closing(closing) = &mut connection.phase {
+            closing.close_when_sent = false;
+        }
         connection.quiet = false;
         connection.tcp.close(self.now);
     }
 
     /// Leaves the connection to TCP, which closes when everything was sent.
     pub(crate) fn finish_tcp(&mut self, connection: &mut Connection) {
-        connection.phase = Phase::Closing;
-        connection.close_when_sent = true;
-        connection.deadline = Some(self.now + CLOSING_LIMIT);
+        let reader = if connection.phase.kind() == Kind::Stream { Reader::Satisfied } else { Reader::None };
+        connection.phase.end();
+        let until = Some(self.now + CLOSING_LIMIT);
+        connection.phase = Phase::Closing(Closing { until, close_when_sent: true, reader });
     }
 
     /// Resets a connection. It is removed when it is put back.
@@ -298,36 +305,33 @@ impl<P: Port> Core<P> {
             }
             Self::schedule(&mut self.connections.ready, index, &mut connection);
         }
-        if !connection.gone && is_due(connection.deadline, self.now) {
-            connection.deadline = None;
-            if self.is_being_taken(&mut connection) {
-                connection.deadline = Some(self.now + CLOSING_LIMIT);
-            } else {
-                self.on_phase_deadline(&mut connection);
-            }
+        if !connection.gone && is_due(connection.phase.deadline(), self.now) {
+            self.on_phase_deadline(&mut connection);
             Self::schedule(&mut self.connections.ready, index, &mut connection);
         }
         self.put_back(index, connection);
     }
 
     fn on_phase_deadline(&mut self, connection: &mut Connection) {
+        let is_taken = self.is_being_taken(connection);
         match &mut connection.phase {
             Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
-            Phase::Stream => self.startup_failed(connection, ConnectFailure::TimedOut),
-            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing => self.abort(connection),
+            Phase::Stream(limit @ StreamLimit::Abandoned(_)) if is_taken => {
+                *limit = StreamLimit::Abandoned(self.now + CLOSING_LIMIT);
+            }
+            Phase::Stream(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
+            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing(_) => self.abort(connection),
             Phase::Requested(_) => {}
-            Phase::Running(running) => {
-                // Three limits: the pause before the first FPDU, the wait for the peer's close after a Terminate, or a
-                // silent peer.
-                if running.ending == Ending::Closed {
-                    self.abort(connection);
-                } else if !running.stream.may_transmit() {
+            Phase::Running(running) => match std::mem::replace(&mut running.limit, Limit::None) {
+                Limit::Close(_) => self.abort(connection),
+                Limit::FirstFpdu(_) if !running.stream.may_transmit() => {
                     // The peer is silent although it owes a ready-to-receive indication, or delays the end of the
                     // connection.
                     connection.ends_by(DisconnectReason::TimedOut);
                     self.abort(connection);
                 }
-            }
+                Limit::FirstFpdu(_) | Limit::Pause(_) | Limit::None => {}
+            },
         }
     }
 
@@ -350,18 +354,18 @@ impl<P: Port> Core<P> {
                 {
                     connection.end.get_or_insert(DisconnectReason::Local);
                     running.ending = Ending::Finishing { until: queue_pair.send.end() };
-                    if !running.stream.may_transmit() && connection.deadline.is_none() {
+                    if !running.stream.may_transmit() && running.limit == Limit::None {
                         // Posted work waits for the peer's first FPDU, normally without limit, but not while a
                         // disconnect waits too.
-                        connection.deadline = Some(self.now + self.config.iwarp.startup_timeout);
+                        running.limit = Limit::FirstFpdu(self.now + self.config.iwarp.startup_timeout);
                     }
                     self.close_if_finished(connection, queue_pair);
                 }
                 self.give_queue_pair(queue_pair);
             }
-            Phase::Stream => self.disconnect_stream(connection),
+            Phase::Stream(_) => self.disconnect_stream(connection),
             Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
-            Phase::Closing => {}
+            Phase::Closing(_) => {}
         }
     }
 
@@ -393,14 +397,11 @@ impl<P: Port> Core<P> {
             connection.queue_pair = None;
             queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
             match &connection.phase {
-                Phase::Running(running)
-                    if running.terminate.is_some()
-                        || running.ending == Ending::Closed && connection.deadline.is_some() =>
-                {
+                Phase::Running(running) if running.terminate.is_some() || matches!(running.limit, Limit::Close(_)) => {
                     // A Terminate is still to be sent, or the peer may not have read it: a reset, the answer to
                     // unwanted data, could overtake it. Its own time limit runs.
                 }
-                Phase::Running(_) | Phase::Closing => {
+                Phase::Running(_) | Phase::Closing(_) => {
                     let discarded = self.rdma.gathers.resume(&mut connection);
                     self.rdma.gathers.give(discarded);
                     self.finish_tcp(&mut connection);
@@ -409,7 +410,7 @@ impl<P: Port> Core<P> {
                 | Phase::Responding(_)
                 | Phase::Requested(_)
                 | Phase::Incoming(_)
-                | Phase::Stream => self.abort(&mut connection),
+                | Phase::Stream(_) => self.abort(&mut connection),
             }
             Self::schedule(&mut self.connections.ready, index, &mut connection);
             self.put_back(index, connection);
@@ -438,12 +439,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn stop_listening(&mut self, listener: crate::api::command::ListenerId) {
         for index in self.connections.table.indexes() {
             let Some(mut connection) = self.connections.table.take(index) else { continue };
-            let theirs = match &connection.phase {
-                Phase::Responding(responding) | Phase::Requested(responding) => responding.listener() == Some(listener),
-                Phase::Incoming(theirs) => *theirs == listener,
-                _ => false,
-            };
-            if theirs {
+            if connection.phase.listener() == Some(listener) {
                 self.abort(&mut connection);
             }
             self.put_back(index, connection);

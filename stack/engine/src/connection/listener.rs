@@ -14,8 +14,9 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 use crate::api::command::{ConnectionRequest, EventSink, ListenerId, Watch};
 use crate::api::stats::DropReason;
 use crate::bytestream::ends::{IncomingStream, StreamOptions};
+use crate::connection::phase::{Incoming, Origin, Phase, Responding};
 use crate::connection::shares::Silent;
-use crate::connection::{Connection, Opening, Origin, Phase, Responding};
+use crate::connection::{Connection, Opening};
 use crate::core::Core;
 use crate::link::handoff::Claim;
 use crate::link::port::Port;
@@ -315,18 +316,22 @@ impl<P: Port> Core<P> {
         listener.half_open += 1;
         self.connections.opening.half_open += 1;
         let id = listener.id;
-        let (phase, deadline) = match &listener.requests {
+        let phase = match &listener.requests {
             Requests::Rdma { .. } => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
-                let responding = Responding { machine: Responder::new(options), origin: Origin::Listener(id) };
-                (Phase::Responding(Box::new(responding)), Some(self.now + self.config.iwarp.startup_timeout))
+                Phase::Responding(Box::new(Responding {
+                    machine: Responder::new(options),
+                    origin: Origin::Listener(id),
+                    half_open: true,
+                    until: self.now + self.config.iwarp.startup_timeout,
+                }))
             }
-            Requests::Streams { .. } => (Phase::Incoming(id), Some(self.now + STREAM_OPENING)),
+            Requests::Streams { .. } => {
+                Phase::Incoming(Incoming { listener: id, half_open: true, until: self.now + STREAM_OPENING })
+            }
         };
         let index = self.add_connection(frame.flow, tcp, phase);
         if let Some(connection) = self.connections.table.get_mut(index) {
-            connection.deadline = deadline;
-            connection.half_open = true;
             // The source of the SYN is on the link, or is its router: no need to resolve an address that answers.
             connection.mac = frame.source_mac.0;
             connection.epoch = self.net.neighbours.epoch();
@@ -336,7 +341,7 @@ impl<P: Port> Core<P> {
 
     /// The handshake of a passive connection is done.
     pub(crate) fn handshake_done(&mut self, connection: &mut Connection, listener: ListenerId) {
-        if !std::mem::take(&mut connection.half_open) {
+        if !connection.phase.handshake_done() {
             return;
         }
         self.connections.opening.half_open = self.connections.opening.half_open.saturating_sub(1);
@@ -349,12 +354,7 @@ impl<P: Port> Core<P> {
 
     /// A passive connection leaves the backlog: it was answered, or it ended.
     pub(crate) fn leave_listener(&mut self, connection: &mut Connection) {
-        let listener = match &connection.phase {
-            Phase::Responding(responding) | Phase::Requested(responding) => responding.listener(),
-            Phase::Incoming(listener) => Some(*listener),
-            _ => None,
-        };
-        let Some(listener) = listener else { return };
+        let Some(listener) = connection.phase.listener() else { return };
         self.handshake_done(connection, listener);
         if let Some(listener) =
             self.connections.opening.listeners.values_mut().find(|candidate| candidate.id == listener)

@@ -9,9 +9,10 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
 use crate::api::command::DisconnectReason;
+use crate::connection::Connection;
 use crate::connection::flow::KeyedHash;
+use crate::connection::phase::Phase;
 use crate::connection::slab::Handle;
-use crate::connection::{Connection, Phase};
 use crate::core::Core;
 use crate::link::port::Port;
 
@@ -90,7 +91,7 @@ impl Silent {
 
 /// Whether TCP is open and the MPA Request has not arrived.
 fn is_silent(connection: &Connection) -> bool {
-    matches!(connection.phase, Phase::Responding(_)) && !connection.half_open
+    matches!(&connection.phase, Phase::Responding(responding) if !responding.half_open)
 }
 
 impl<P: Port> Core<P> {

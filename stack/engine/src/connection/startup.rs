@@ -14,12 +14,14 @@ use crate::api::command::{
     ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent,
     RequestId, StartupOptions, Watch, Watched,
 };
+use crate::connection::Connection;
 use crate::connection::listener::{Listener, Requests};
-use crate::connection::{Connection, Ending, Initiating, Left, Origin, Phase, Running};
+use crate::connection::phase::{Initiating, Origin, Phase};
 use crate::core::Core;
 use crate::link::handoff::Claim;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::Stage;
+use crate::rdma::running::{Ending, Limit, Running};
 
 /// Local and remote endpoint of a flow.
 pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
@@ -62,13 +64,9 @@ impl<P: Port> Core<P> {
             tcp,
             phase,
             stream: None,
-            half_open: false,
             startup_frame: None,
-            left: Left::No,
-            close_when_sent: false,
             gather: Vec::new(),
             gather_number: 0,
-            deadline: None,
             end: None,
         });
         self.connections.flows.insert(tag, handle.index);
@@ -110,11 +108,9 @@ impl<P: Port> Core<P> {
         let flow = self.choose_flow(address, remote.port(), local_address, local_port)?;
         let isn = self.connections.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
-        let deadline = self.now + options.timeout;
         let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
         if let Some(connection) = self.connections.table.get_mut(index) {
             connection.queue_pair = Some(number);
-            connection.deadline = Some(deadline);
         }
         self.bind(number, index);
         self.schedule_index(index);
@@ -137,8 +133,8 @@ impl<P: Port> Core<P> {
         if options.fall_back {
             machine.fall_back_to_client_server();
         }
-        let StartupOptions { first_fpdu_delay, features, .. } = *options;
-        Ok(Initiating { machine, first_fpdu_delay, features, retry: None })
+        let StartupOptions { first_fpdu_delay, features, timeout, .. } = *options;
+        Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: self.now + timeout })
     }
 
     /// Whether a connection to that peer may be opened now. Returns its address.
@@ -271,9 +267,9 @@ impl<P: Port> Core<P> {
                     self.await_request(index, connection.flow.local_port);
                 }
             }
-            Phase::Stream => self.on_stream_open(index, connection),
-            Phase::Incoming(listener) => {
-                let listener = *listener;
+            Phase::Stream(_) => self.on_stream_open(index, connection),
+            Phase::Incoming(incoming) => {
+                let listener = incoming.listener;
                 self.on_stream_accepted(index, connection, listener);
             }
             _ => {}
@@ -305,7 +301,7 @@ impl<P: Port> Core<P> {
                 }
                 octets.len()
             }
-            Phase::Running(_) | Phase::Closing | Phase::Incoming(_) | Phase::Stream => 0,
+            Phase::Running(_) | Phase::Closing(_) | Phase::Incoming(_) | Phase::Stream(_) => 0,
         }
     }
 
@@ -313,11 +309,7 @@ impl<P: Port> Core<P> {
     fn on_request(&mut self, index: u32, connection: &mut Connection) {
         let engine = self.config.index;
         let Some(handle) = self.connections.table.reserved_handle(index) else { return };
-        let phase = std::mem::replace(&mut connection.phase, Phase::Closing);
-        let Phase::Responding(responding) = phase else {
-            connection.phase = phase;
-            return;
-        };
+        let Phase::Responding(responding) = &connection.phase else { return };
         let (local, peer) = endpoints(&connection.flow);
         let requests = match &responding.origin {
             Origin::Listener(listener) => {
@@ -355,9 +347,7 @@ impl<P: Port> Core<P> {
                 _ => requests.send(request),
             }
         }
-        connection.phase = Phase::Requested(responding);
-        // The application may take its time; the peer has its own limit.
-        connection.deadline = None;
+        connection.phase.request();
     }
 
     /// The peer's Reply is complete.
@@ -371,14 +361,9 @@ impl<P: Port> Core<P> {
         let Some(number) = connection.queue_pair else { return };
         match outcome {
             Outcome::Established(parameters) => {
-                connection.deadline = None;
-                let first_fpdu_at = (!delay.is_zero()).then(|| self.now + delay);
+                let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(self.now + delay) };
                 self.leave_stream(connection);
-                self.begin_running(connection, number, parameters, features);
-                if let (Phase::Running(running), Some(at)) = (&mut connection.phase, first_fpdu_at) {
-                    running.first_fpdu_at = Some(at);
-                    connection.deadline = Some(at);
-                }
+                self.begin_running(connection, number, parameters, features, limit);
             }
             Outcome::Rejected(rejection) => {
                 if let Some(queue_pair) = self.unbind(connection) {
@@ -411,8 +396,8 @@ impl<P: Port> Core<P> {
         let mut running = Running::new(connection, parameters, Features::default());
         running.terminate = running.stream.fail(fault, None);
         running.ending = Ending::Closed;
-        connection.phase = Phase::Running(Box::new(running));
-        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
+        running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
+        connection.phase.enter(Phase::Running(Box::new(running)));
     }
 
     /// Starts full operation for a queue pair.
@@ -422,9 +407,10 @@ impl<P: Port> Core<P> {
         number: u32,
         parameters: Parameters,
         features: Features,
+        limit: Limit,
     ) {
-        let running = Running::new(connection, &parameters, features);
-        connection.phase = Phase::Running(Box::new(running));
+        let running = Running { limit, ..Running::new(connection, &parameters, features) };
+        connection.phase.enter(Phase::Running(Box::new(running)));
         let (local, peer) = endpoints(&connection.flow);
         if let Some(queue_pair) = self.rdma.queue_pair(number) {
             queue_pair.established.store(true, Ordering::Release);
@@ -490,7 +476,7 @@ impl Running {
             receive_position: 0,
             outgoing: None,
             balance: 0,
-            first_fpdu_at: None,
+            limit: Limit::None,
             ending: Ending::No,
             peer_closed: false,
             terminate: None,

@@ -10,8 +10,9 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::command::DisconnectReason;
 use crate::api::stats::DropReason;
+use crate::connection::Connection;
 use crate::connection::HeldFrame;
-use crate::connection::{Connection, Left, Phase};
+use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::contiguous;
 use crate::link::port::{Buffer, ChecksumStatus, Port};
@@ -292,14 +293,14 @@ impl<P: Port> Core<P> {
     pub(crate) fn on_octets(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection, octets: &[u8]) {
         let mut rest = octets;
         while !rest.is_empty() {
-            match &connection.phase {
+            match &mut connection.phase {
                 Phase::Running(_) => return self.on_stream(turn, connection, rest),
-                Phase::Stream => return self.on_plain_octets(index, connection, rest),
-                Phase::Closing | Phase::Incoming(_) => {
-                    self.count_drop(DropReason::StreamEnded);
-                    if connection.left == Left::Read {
-                        connection.left = Left::Unread;
+                Phase::Stream(_) => return self.on_plain_octets(index, connection, rest),
+                phase @ (Phase::Closing(_) | Phase::Incoming(_)) => {
+                    if let Phase::Closing(closing) = phase {
+                        closing.reader.missed();
                     }
+                    self.count_drop(DropReason::StreamEnded);
                     if connection.finished && connection.queue_pair.is_none() {
                         // Our side has finished and nobody reads: the peer must learn that its data are discarded.
                         connection.ends_by(DisconnectReason::Aborted);

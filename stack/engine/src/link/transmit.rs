@@ -14,8 +14,9 @@ use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::command::{ConnectFailure, DisconnectReason};
 use crate::api::stats::DropReason;
+use crate::connection::Connection;
 use crate::connection::Record;
-use crate::connection::{Connection, Phase};
+use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::{Buffer, Port, TransmitChecksums};
 use crate::link::template::Template;

@@ -26,12 +26,14 @@ pub(crate) use self::shares::Commits;
 use self::shares::{Asker, Ended};
 use crate::api::command::CompletionQueueId;
 use crate::api::work::{Completion, Status};
+use crate::connection::Connection;
+use crate::connection::phase::Phase;
 use crate::connection::slab::Handle;
-use crate::connection::{Connection, Phase, Running};
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
+use crate::rdma::running::Running;
 
 /// Ranges of writes that a queue pair stores singly. Beyond that they are joined, and more is made durable than
 /// necessary.

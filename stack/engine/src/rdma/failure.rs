@@ -2,12 +2,14 @@
 
 use crate::api::command::{AsyncEvent, DisconnectReason, TerminateCode};
 use crate::api::work::Status;
-use crate::connection::{Connection, Ending, Outgoing, Phase, Source};
+use crate::connection::Connection;
+use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::choose::Refused;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::receive::{Failure, read_fault};
+use crate::rdma::running::{Ending, Limit, Outgoing, Source};
 use uwarp_iwarp::Message;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 use uwarp_memory::AccessError;
@@ -98,9 +100,9 @@ impl<P: Port> Core<P> {
                 self.control.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
             }
         }
-        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
         connection.quiet = false;
         let Phase::Running(running) = &mut connection.phase else { return };
+        running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
         running.outgoing = None;
         // Nothing can be sent after our FIN.
         let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
@@ -179,8 +181,8 @@ impl<P: Port> Core<P> {
         self.control.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
         self.flush_with(queue_pair, began.then_some((0, status)), None);
-        connection.deadline = Some(self.now + self.config.iwarp.terminate_drain);
         if let Phase::Running(running) = &mut connection.phase {
+            running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
             running.outgoing = None;
             running.terminate = None;
             running.ending = Ending::Closed;

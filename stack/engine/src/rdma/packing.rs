@@ -8,11 +8,13 @@ use uwarp_memory::{Turn, kernels};
 use uwarp_tcp::BufferToken;
 use uwarp_wire::checksum::combine;
 
+use crate::connection::phase::Phase;
 use crate::connection::slab::BufferStore;
-use crate::connection::{Connection, Phase, Record, Running};
+use crate::connection::{Connection, Record};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::running::Running;
 
 /// What came of pulling work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

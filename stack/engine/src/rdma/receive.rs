@@ -14,7 +14,8 @@ use uwarp_wire::rdmap::ImmediateData;
 
 use crate::api::command::AsyncEvent;
 use crate::api::work::{Completion, CompletionFlags, Status};
-use crate::connection::{Connection, Phase};
+use crate::connection::Connection;
+use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::commits::Hold;

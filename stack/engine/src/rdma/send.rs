@@ -13,14 +13,16 @@ use uwarp_wire::mpa::MARKER_LEN;
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode, Sge};
 use crate::bytestream::conversion::TextPushed;
+use crate::connection::Connection;
 use crate::connection::Record;
-use crate::connection::{Connection, Ending, Outgoing, Phase, Running, Source};
+use crate::connection::phase::{Closing, Phase};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::choose::{Chosen, choose, header_len, send_kind};
 use crate::rdma::fpdu::Fpdu;
 use crate::rdma::packing::{Open, Pulled};
 use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 const BALANCE_LIMIT: i64 = 256 << 10;
@@ -60,7 +62,7 @@ impl<P: Port> Core<P> {
         queue_pair: Option<&mut QueuePair>,
     ) -> bool {
         connection.quiet = false;
-        if let Phase::Stream = connection.phase {
+        if let Phase::Stream(_) = connection.phase {
             return self.feed_stream(index, connection);
         }
         if connection.stream.is_some() {
@@ -81,7 +83,7 @@ impl<P: Port> Core<P> {
                 self.leave_stream(connection);
             }
         }
-        if connection.close_when_sent {
+        if let Phase::Closing(Closing { close_when_sent: true, .. }) = connection.phase {
             self.close_tcp(connection);
             return false;
         }
@@ -98,11 +100,11 @@ impl<P: Port> Core<P> {
             }
             return false;
         }
-        if let Some(at) = running.first_fpdu_at {
+        if let Limit::Pause(at) = running.limit {
             if at > self.now {
                 return false;
             }
-            running.first_fpdu_at = None;
+            running.limit = Limit::None;
         }
         let pulled = self.pull(turn, connection, queue_pair);
         if queue_pair.send.begun() > 0 {
@@ -422,7 +424,7 @@ impl<P: Port> Core<P> {
         if idle && !reads_left && queue_pair.send.position() >= until {
             running.ending = Ending::Closed;
             // That of start-up, if it is not over: from here on it would mean the end of a Terminate's wait.
-            connection.deadline = None;
+            running.limit = Limit::None;
             let _ = running.stream.advance(Event::LocalClose);
             self.close_tcp(connection);
         }
