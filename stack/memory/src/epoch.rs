@@ -8,16 +8,13 @@
 //! between the revoker's clearing and its loads of counters. Engines turn millions of times a second and revocations
 //! are rare, so the revoker pays for both if the system permits: membarrier(2) executes a barrier on all cores that run
 //! this process, and the engine's barrier is only for the compiler.
-//! run this process, and the engine's barrier is one for the compiler only.
 
 #[cfg(all(test, loom))]
 mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use std::cell::Cell;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::compiler_fence;
 use std::sync::{Arc, PoisonError};
@@ -27,8 +24,6 @@ use crossbeam::utils::CachePadded;
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, fence};
-use crate::table::RegionTable;
-use crate::turn::Turn;
 
 /// The engines of a table.
 pub(crate) struct Engines {
@@ -74,6 +69,24 @@ impl Engines {
         Engines { list: Mutex::new(Vec::new()), asymmetric: false }
     }
 
+    /// Adds an engine.
+    pub(crate) fn join(&self) -> Arc<EngineState> {
+        let state = Arc::new(EngineState::new());
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).push(state.clone());
+        state
+    }
+
+    /// Removes an engine.
+    pub(crate) fn leave(&self, state: &Arc<EngineState>) {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, state));
+    }
+
+    /// Begins a turn of an engine on this thread.
+    #[inline]
+    pub(crate) fn enter(&self, state: &EngineState) {
+        state.enter(current_thread(), self.asymmetric);
+    }
+
     /// The turns under way that may have begun before the caller's changes were visible.
     pub(crate) fn grace_period(&self) -> GracePeriod {
         fence(SeqCst);
@@ -97,7 +110,7 @@ impl Engines {
     }
 }
 
-/// The turns that must end before something revoked is out of use. Made by [`RegionTable::grace_period`].
+/// The turns that must end before something revoked is out of use. Made by [`RegionTable::grace_period`](crate::RegionTable::grace_period).
 #[must_use = "nothing is waited for unless asked"]
 pub struct GracePeriod {
     pending: Vec<(Arc<EngineState>, u64)>,
@@ -138,35 +151,6 @@ impl fmt::Debug for GracePeriod {
     }
 }
 
-/// An engine's registration with a [`RegionTable`], which revocations wait for. It may move to another thread between
-/// turns.
-pub struct EngineEpoch {
-    table: Arc<RegionTable>,
-    state: Arc<EngineState>,
-    /// Not `Sync`.
-    one_thread: PhantomData<Cell<()>>,
-}
-
-impl EngineEpoch {
-    pub(crate) fn new(table: Arc<RegionTable>) -> EngineEpoch {
-        let state = Arc::new(EngineState::new());
-        table.engines().list.lock().unwrap_or_else(PoisonError::into_inner).push(state.clone());
-        EngineEpoch { table, state, one_thread: PhantomData }
-    }
-
-    /// Begins a turn. Revocations wait until the [`Turn`] is dropped, so a turn must never wait.
-    #[inline]
-    pub fn enter(&mut self) -> Turn<'_> {
-        self.state.enter(current_thread(), self.table.engines().asymmetric);
-        Turn::new(&self.table, &self.state)
-    }
-
-    /// The table.
-    pub fn table(&self) -> &Arc<RegionTable> {
-        &self.table
-    }
-}
-
 impl EngineState {
     fn new() -> EngineState {
         EngineState { turns: CachePadded::new(AtomicU64::new(0)), thread: AtomicUsize::new(0) }
@@ -193,6 +177,11 @@ impl EngineState {
         self.turns.store(turn.wrapping_add(turn & 1), Release);
     }
 
+    /// How many turns have begun.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.load(Relaxed).div_ceil(2)
+    }
+
     /// The turn under way and its thread. Call it after a full barrier.
     fn turn(&self) -> Option<(u64, usize)> {
         let turn = self.turns.load(Acquire);
@@ -202,26 +191,5 @@ impl EngineState {
     /// Whether `turn` is still under way.
     fn is_in(&self, turn: u64) -> bool {
         self.turns.load(Acquire) == turn
-    }
-}
-
-impl Drop for EngineEpoch {
-    fn drop(&mut self) {
-        self.state.leave();
-        self.table
-            .engines()
-            .list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|state| !Arc::ptr_eq(state, &self.state));
-    }
-}
-
-impl fmt::Debug for EngineEpoch {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("EngineEpoch")
-            .field("turns", &self.state.turns.load(Relaxed).div_ceil(2))
-            .finish_non_exhaustive()
     }
 }

@@ -6,15 +6,18 @@ mod tests;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use thiserror::Error;
 
-use crate::access::Access;
+use crate::access::{Access, Scope};
 use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
-use crate::durable::{Committer, Durable};
+use crate::durable::{Committer, Durable, Store, durable};
+use crate::options::{ChangeError, RegionChange, TaggedBase, Unregistered};
 use crate::shared_bytes;
-use crate::table::{ChangeError, RegionChange, RegionTable};
+use crate::slot::Flags;
+use crate::table::RegionTable;
 
 /// An access of the owner that the region cannot serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -25,6 +28,108 @@ pub enum RangeError {
     /// The address is not a multiple of the value's size.
     #[error("not aligned to the size of the value")]
     Misaligned,
+}
+
+/// How a region is made durable, and whether messages wait for that.
+enum Keeping {
+    Plain,
+    Persistent(bool),
+    Store(Box<Durable>, bool),
+}
+
+impl RegionTable {
+    /// Registers `buffer` with the rights `access` for the streams in `scope`, which gives it an STag.
+    ///
+    /// # Errors
+    /// The table is full or the quota would be exceeded. The error contains the buffer.
+    pub fn register(
+        self: &Arc<Self>,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+    ) -> Result<Registration, Unregistered> {
+        self.register_as(buffer.into(), access, scope, base, Keeping::Plain)
+    }
+
+    /// Registers persistent memory ([`RegionBuffer::persistent`]): a commit writes back the caches of its octets, in
+    /// the engine's turns. `transparent` as for [`register_durable`](Self::register_durable).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_persistent(
+        self: &Arc<Self>,
+        buffer: RegionBuffer,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+        transparent: bool,
+    ) -> Result<Registration, Unregistered> {
+        self.register_as(buffer, access, scope, base, Keeping::Persistent(transparent))
+    }
+
+    /// Registers `buffer` as a durable region: a commit makes its octets durable in `store`. The caller sees to it that
+    /// both begin with the same contents. With `transparent`, a peer's message is delivered only when what the peer
+    /// wrote there before is durable.
+    ///
+    /// The committer must run, or commits are never answered.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_durable(
+        self: &Arc<Self>,
+        buffer: impl Into<RegionBuffer>,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+        store: Box<dyn Store>,
+        transparent: bool,
+    ) -> Result<(Registration, Committer), Unregistered> {
+        let memory = Arc::new(buffer.into());
+        let (durable, committer) = durable(Arc::clone(&memory), store);
+        let durable = Box::new(durable);
+        match self.register_as(RegionBuffer::shared(memory), access, scope, base, Keeping::Store(durable, transparent))
+        {
+            Ok(registration) => Ok((registration, committer)),
+            Err(Unregistered { buffer, error }) => {
+                drop(committer);
+                Err(Unregistered { buffer: buffer.unshared(), error })
+            }
+        }
+    }
+
+    fn register_as(
+        self: &Arc<Self>,
+        buffer: RegionBuffer,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+        keeping: Keeping,
+    ) -> Result<Registration, Unregistered> {
+        let allocated = base.of(&buffer).and_then(|base| Ok((base, self.allocate(buffer.len() as u64)?)));
+        let (base, (index, stag)) = match allocated {
+            Ok(allocated) => allocated,
+            Err(error) => return Err(Unregistered { buffer, error }),
+        };
+        let entry = self.entry(index);
+        let one_stream = entry.give_to(scope);
+        entry.base.store(base, Relaxed);
+        entry.length.store(buffer.len() as u64, Relaxed);
+        entry.start.store(buffer.start().as_ptr(), Relaxed);
+        let (durable, mut flags, transparent) = match keeping {
+            Keeping::Plain => (None, Flags::VALID, false),
+            Keeping::Persistent(transparent) => (None, Flags::VALID | Flags::PERSISTENT, transparent),
+            Keeping::Store(durable, transparent) => (Some(durable), Flags::VALID | Flags::DURABLE, transparent),
+        };
+        if transparent {
+            self.transparent.fetch_add(1, Relaxed);
+            flags = flags | Flags::TRANSPARENT;
+        }
+        let way = durable.as_deref().map_or(std::ptr::null(), std::ptr::from_ref);
+        entry.durable.store(way.cast_mut(), Relaxed);
+        entry.state.publish(entry.state.peek().replaced_by(stag, flags | one_stream, access));
+        Ok(Registration::new(self.clone(), index, stag, base, buffer, durable))
+    }
 }
 
 /// A registered buffer. Peers and engines may change its octets at any time, so it is read and written by copying.

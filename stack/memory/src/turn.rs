@@ -6,16 +6,72 @@ mod tests;
 use std::fmt;
 use std::marker::PhantomData;
 
+use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::access::{Access, AccessError, Association, BindError, InvalidateError};
 use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
 use crate::shared_bytes;
-use crate::table::{DURABLE, Entry, IDENTITY, PERSISTENT, Reached, RegionTable, TRANSPARENT};
+use crate::slot::{Flags, Identity, Slot};
+use crate::table::{Reached, RegionTable};
 use crate::window::{BindPiece, Run};
+
+/// An engine's registration with a [`RegionTable`], which revocations wait for. It may move to another thread between
+/// turns.
+pub struct EngineEpoch {
+    table: Arc<RegionTable>,
+    state: Arc<EngineState>,
+    /// Not `Sync`.
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl EngineEpoch {
+    pub(crate) fn new(table: Arc<RegionTable>) -> EngineEpoch {
+        let state = table.engines().join();
+        EngineEpoch { table, state, one_thread: PhantomData }
+    }
+
+    /// Begins a turn. Revocations wait until the [`Turn`] is dropped, so a turn must never wait.
+    #[inline]
+    pub fn enter(&mut self) -> Turn<'_> {
+        self.table.engines().enter(&self.state);
+        Turn::new(&self.table, &self.state)
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Arc<RegionTable> {
+        &self.table
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn state(&self) -> &EngineState {
+        &self.state
+    }
+}
+
+impl Drop for EngineEpoch {
+    fn drop(&mut self) {
+        self.state.leave();
+        self.table.engines().leave(&self.state);
+    }
+}
+
+impl fmt::Debug for EngineEpoch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("EngineEpoch").field("turns", &self.state.turns()).finish_non_exhaustive()
+    }
+}
+
+impl RegionTable {
+    /// Registers an engine with the table.
+    pub fn engine(self: &Arc<Self>) -> EngineEpoch {
+        EngineEpoch::new(self.clone())
+    }
+}
 
 /// A turn of an engine, from [`EngineEpoch::enter`](crate::EngineEpoch::enter) until it is dropped.
 ///
@@ -84,7 +140,7 @@ impl<'a> Turn<'a> {
     #[cold]
     fn place_in_window(
         &self,
-        window: &Entry,
+        window: &Slot,
         distance: u64,
         payload: &[u8],
         mut stored: impl FnMut(&Run<'_>),
@@ -125,7 +181,7 @@ impl<'a> Turn<'a> {
     }
 
     #[cold]
-    fn gather_from_window(&self, window: &Entry, distance: u64, out: &mut [u8]) -> Result<(), AccessError> {
+    fn gather_from_window(&self, window: &Slot, distance: u64, out: &mut [u8]) -> Result<(), AccessError> {
         let (length, mut at) = (out.len(), 0);
         self.table.runs(window, distance, length, |_| ())?;
         self.table.runs(window, distance, length, |run| {
@@ -298,7 +354,7 @@ impl<'a> Turn<'a> {
         mut take: impl FnMut(KeptRange),
     ) -> Result<(), AccessError> {
         let mut note = |run: &Run<'_>| {
-            if run.state & TRANSPARENT != 0 {
+            if run.state.has(Flags::TRANSPARENT) {
                 take(KeptRange::of(run));
             }
         };
@@ -310,7 +366,7 @@ impl<'a> Turn<'a> {
                 // deregistered meanwhile is not to be kept.
                 if let Some(region) = self.table.slot(stag) {
                     let distance = offset.wrapping_sub(region.base.load(Relaxed));
-                    let state = region.state.load(Acquire);
+                    let state = region.state.load();
                     note(&Run { start: target, length: payload.len(), region, state, distance });
                 }
                 Ok(())
@@ -322,9 +378,9 @@ impl<'a> Turn<'a> {
     /// What is to be done to make a part of a region durable, whether its STag is still valid or not; `None` if the region was
     /// deregistered. The range was given by this table, so it is within the region.
     pub fn keep(&self, range: &KeptRange) -> Option<CommitTarget<'_>> {
-        let region = self.table.slot(range.region as u32)?;
-        let state = region.state.load(Acquire);
-        if state & IDENTITY != range.region || state & (DURABLE | PERSISTENT) == 0 {
+        let region = self.table.slot(range.region.stag())?;
+        let state = region.state.load();
+        if state.identity() != range.region || !state.has_any(Flags::KEPT) {
             return None;
         }
         let start = region.start.load(Relaxed).wrapping_add(range.offset as usize);
@@ -373,7 +429,7 @@ pub enum CommitTarget<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptRange {
     /// What tells the region from those that were or will be in its slot.
-    region: u64,
+    region: Identity,
     /// First octet, counted from the region's first one.
     offset: u64,
     /// Octets.
@@ -382,12 +438,12 @@ pub struct KeptRange {
 
 impl KeptRange {
     fn of(run: &Run<'_>) -> KeptRange {
-        KeptRange { region: run.state & IDENTITY, offset: run.distance, length: run.length as u64 }
+        KeptRange { region: run.state.identity(), offset: run.distance, length: run.length as u64 }
     }
 
     /// Whether both are of one region.
     pub const fn is_beside(&self, other: &KeptRange) -> bool {
-        self.region == other.region
+        self.region.bits() == other.region.bits()
     }
 
     /// Takes `next` into this range if it goes on where this ends. False if it does not.
@@ -456,12 +512,12 @@ impl fmt::Debug for PersistentRange<'_> {
 
 fn target<'a>(run: &Run<'a>) -> CommitTarget<'a> {
     let (offset, length) = (run.distance, run.length as u64);
-    if run.state & PERSISTENT != 0 {
+    if run.state.has(Flags::PERSISTENT) {
         let range = PersistentRange { start: run.start, length: run.length, turn: PhantomData };
         return CommitTarget::Persistent(range);
     }
     let durable = run.region.durable.load(Relaxed);
-    if run.state & DURABLE == 0 || durable.is_null() {
+    if !run.state.has(Flags::DURABLE) || durable.is_null() {
         return CommitTarget::Plain;
     }
     // SAFETY: the slot was found to be a durable region's in this turn; its owner drops what it points to only after the turns

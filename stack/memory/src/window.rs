@@ -18,13 +18,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::access::{Access, AccessError, Association, BindError};
+use crate::access::{Access, AccessError, Association, BindError, DomainId};
 use crate::key::KeyStream;
+use crate::options::RegisterError;
+use crate::slot::{Flags, Identity, Slot, SlotState};
 use crate::sync::AtomicU64;
-use crate::table::{
-    ACCESS_SHIFT, BINDING, Entry, GENERATION_SHIFT, IDENTITY, ONE_STREAM, OWNER_KEYS, RegionTable, VALID, WINDOW,
-    packed,
-};
+use crate::table::RegionTable;
 
 /// The bits of an STag that the owner of a window may choose: the consumer's key of verbs.
 const OWNER_KEY_MASK: u32 = 0xff;
@@ -40,12 +39,18 @@ pub struct ForeignStag;
 /// because a defective application may have two engines look at it at once, and what they get from it is checked again.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
-    /// The [`IDENTITY`] bits of the region's state.
+    /// The region's [`Identity`].
     region: AtomicU64,
     /// Distance of the piece from the region's first octet.
     distance: AtomicU64,
     /// Where the piece ends in the window.
     end: AtomicU64,
+}
+
+impl Piece {
+    fn region(&self) -> Identity {
+        Identity::from_bits(self.region.load(Relaxed))
+    }
 }
 
 /// A part of a region to which a window is bound.
@@ -65,7 +70,6 @@ pub struct Window {
     table: Arc<RegionTable>,
     index: u32,
     stag: u32,
-    key_bits: u32,
     keys: KeyStream,
     /// The owner chooses the low eight bits of the STags.
     owner_keys: bool,
@@ -74,18 +78,6 @@ pub struct Window {
 }
 
 impl Window {
-    pub(crate) fn new(
-        table: Arc<RegionTable>,
-        index: u32,
-        stag: u32,
-        key_bits: u32,
-        seed: u128,
-        pieces: Box<[Piece]>,
-        owner_keys: bool,
-    ) -> Window {
-        Window { table, index, stag, key_bits, keys: KeyStream::new(seed), owner_keys, pieces }
-    }
-
     /// The latest STag of [`next_stag`](Self::next_stag); before that, one that was never valid.
     #[inline]
     pub fn stag(&self) -> u32 {
@@ -128,8 +120,8 @@ impl Window {
         }
         let former = self.stag;
         while self.stag == former || self.stag == 0 {
-            let key = self.keys.next() as u32 & ((1 << self.key_bits) - 1);
-            self.stag = self.index << self.key_bits | key;
+            let key = self.keys.next() as u32 & ((1 << self.table.key_bits()) - 1);
+            self.stag = self.index << self.table.key_bits() | key;
         }
         self.table.entry(self.index).expected.store(self.stag, Release);
         self.stag
@@ -137,8 +129,7 @@ impl Window {
 
     /// Whether the window is bound with its latest STag.
     pub fn is_valid(&self) -> bool {
-        let state = self.table.entry(self.index).state.load(Acquire);
-        state & (VALID | 0xffff_ffff) == VALID | u64::from(self.stag)
+        self.table.entry(self.index).state.load().is_valid_as(self.stag)
     }
 }
 
@@ -167,13 +158,56 @@ pub(crate) struct Run<'a> {
     pub(crate) start: NonNull<u8>,
     pub(crate) length: usize,
     /// The region that it is in, as its state was,
-    pub(crate) region: &'a Entry,
-    pub(crate) state: u64,
+    pub(crate) region: &'a Slot,
+    pub(crate) state: SlotState,
     /// and how far behind the region's first octet it begins.
     pub(crate) distance: u64,
 }
 
 impl RegionTable {
+    /// Allocates a window of at most `pieces` pieces (at least one) in a protection domain. It uses nothing of the
+    /// quota, since its memory belongs to regions.
+    ///
+    /// # Errors
+    /// The table is full.
+    pub fn allocate_window(self: &Arc<Self>, domain: DomainId, pieces: usize) -> Result<Window, RegisterError> {
+        self.allocate_window_as(domain, pieces, Flags::NONE)
+    }
+
+    /// As [`allocate_window`](Self::allocate_window), for a window whose owner chooses the low eight bits of its STags
+    /// ([`Window::choose_stag`]), as verbs let him; the other bits stay.
+    ///
+    /// # Errors
+    /// The table is full.
+    pub fn allocate_window_with_owner_keys(
+        self: &Arc<Self>,
+        domain: DomainId,
+        pieces: usize,
+    ) -> Result<Window, RegisterError> {
+        self.allocate_window_as(domain, pieces, Flags::OWNER_KEYS)
+    }
+
+    fn allocate_window_as(
+        self: &Arc<Self>,
+        domain: DomainId,
+        pieces: usize,
+        keys: Flags,
+    ) -> Result<Window, RegisterError> {
+        let (index, stag) = self.allocate(0)?;
+        let pieces: Box<[Piece]> = (0..pieces.max(1)).map(|_| Piece::default()).collect();
+        let entry = self.entry(index);
+        entry.give_to_domain(domain);
+        entry.start.store(pieces.as_ptr().cast::<u8>().cast_mut(), Relaxed);
+        entry.pieces.store(0, Relaxed);
+        entry.most_pieces.store(pieces.len() as u32, Relaxed);
+        let owner_keys = keys == Flags::OWNER_KEYS;
+        entry.expected.store(if owner_keys { stag } else { 0 }, Relaxed);
+        let state = entry.state.peek().replaced_by(stag, Flags::WINDOW | keys, Access::LOCAL_READ);
+        entry.state.publish(state);
+        let keys = KeyStream::new(self.seed());
+        Ok(Window { table: self.clone(), index, stag, keys, owner_keys, pieces })
+    }
+
     /// Binds the window that expects `stag`. To be used within a turn of the stream's engine.
     pub(crate) fn bind(
         &self,
@@ -184,36 +218,34 @@ impl RegionTable {
         pieces: impl Iterator<Item = BindPiece>,
     ) -> Result<(), BindError> {
         let entry = self.slot(stag).ok_or(BindError::NotFree)?;
-        let state = entry.state.load(Acquire);
-        let owners = if state & OWNER_KEYS == 0 { 0 } else { OWNER_KEY_MASK };
+        let state = entry.state.load();
+        let owners = if state.has(Flags::OWNER_KEYS) { OWNER_KEY_MASK } else { 0 };
         let is_expected = (entry.expected.load(Acquire) ^ stag) & !owners == 0 && stag != 0;
-        if state & (WINDOW | VALID | BINDING) != WINDOW || !is_expected {
+        if !state.has(Flags::WINDOW) || state.has_any(Flags::VALID | Flags::BINDING) || !is_expected {
             return Err(BindError::NotFree);
         }
-        if entry.association.load(Relaxed) >> 32 != u64::from(association.domain.0) {
+        if !entry.is_in(association.domain) {
             return Err(BindError::NotAssociated);
         }
-        let claimed = state | BINDING;
-        entry.state.compare_exchange(state, claimed, AcqRel, Relaxed).map_err(|_| BindError::NotFree)?;
+        let claimed = state.with(Flags::BINDING);
+        if !entry.state.exchange(state, claimed) {
+            return Err(BindError::NotFree);
+        }
         let bound = self.fill(entry, association, base, access, pieces);
-        let generation = state & (u64::MAX << GENERATION_SHIFT);
-        let rights = u64::from(access.bits()) << ACCESS_SHIFT;
-        let next = match bound {
-            Ok(()) => u64::from(stag) | VALID | WINDOW | ONE_STREAM | state & OWNER_KEYS | rights | generation,
-            Err(_) => state,
-        };
+        let flags = Flags::VALID | Flags::WINDOW | Flags::ONE_STREAM | state.of(Flags::OWNER_KEYS);
+        let next = if bound.is_ok() { state.replaced_by(stag, flags, access) } else { state };
         // Fails if the owner gave the window back meanwhile; then it is not bound.
-        let published = entry.state.compare_exchange(claimed, next, AcqRel, Relaxed);
-        if bound.is_err() || published.is_err() {
+        let is_published = entry.state.exchange(claimed, next);
+        if bound.is_err() || !is_published {
             self.unbind(entry);
         }
-        bound.and(published.map(|_| ()).map_err(|_| BindError::NotFree))
+        if is_published { bound } else { bound.and(Err(BindError::NotFree)) }
     }
 
     /// Writes the pieces and counts each at its region.
     fn fill(
         &self,
-        entry: &Entry,
+        entry: &Slot,
         association: Association,
         base: u64,
         access: Access,
@@ -230,11 +262,11 @@ impl RegionTable {
             let octets = usize::try_from(piece.length).unwrap_or(usize::MAX);
             self.resolve(association, piece.stag, piece.offset, octets, need).map_err(BindError::Piece)?;
             let (region, state) = self.find(piece.stag).ok_or(BindError::Piece(AccessError::InvalidStag))?;
-            if state & WINDOW != 0 {
+            if state.has(Flags::WINDOW) {
                 return Err(BindError::Piece(AccessError::InvalidStag));
             }
             length = length.checked_add(piece.length).ok_or(BindError::Wrap)?;
-            place.region.store(state & IDENTITY, Relaxed);
+            place.region.store(state.identity().bits(), Relaxed);
             place.distance.store(piece.offset.wrapping_sub(region.base.load(Relaxed)), Relaxed);
             place.end.store(length, Relaxed);
             region.bound.fetch_add(1, AcqRel);
@@ -244,7 +276,7 @@ impl RegionTable {
         if length > 0 && base.checked_add(length - 1).is_none() {
             return Err(BindError::Wrap);
         }
-        entry.association.store(packed(association), Relaxed);
+        entry.give_to_stream(association);
         entry.base.store(base, Relaxed);
         entry.length.store(length, Relaxed);
         Ok(())
@@ -252,12 +284,12 @@ impl RegionTable {
 
     /// The regions of a window that is not valid any more forget it. To be used within a turn, or with the allocator's lock:
     /// so the slot of a region that still has its identity is not given to another meanwhile.
-    pub(crate) fn unbind(&self, entry: &Entry) {
+    pub(crate) fn unbind(&self, entry: &Slot) {
         let count = entry.pieces.swap(0, AcqRel) as usize;
         for piece in self.places(entry).iter().take(count) {
-            let identity = piece.region.load(Relaxed);
-            if let Some(region) = self.slot(identity as u32)
-                && region.state.load(Acquire) & IDENTITY == identity
+            let identity = piece.region();
+            if let Some(region) = self.slot(identity.stag())
+                && region.state.load().identity() == identity
             {
                 region.bound.fetch_sub(1, AcqRel);
             }
@@ -265,7 +297,7 @@ impl RegionTable {
     }
 
     /// A window's pieces, those that are not used included.
-    fn places<'a>(&self, entry: &'a Entry) -> &'a [Piece] {
+    fn places<'a>(&self, entry: &'a Slot) -> &'a [Piece] {
         let start = entry.start.load(Relaxed).cast::<Piece>();
         let most = entry.most_pieces.load(Relaxed) as usize;
         if start.is_null() || most == 0 {
@@ -278,7 +310,7 @@ impl RegionTable {
 
     /// Where octets of a window are that have to lie in one run.
     #[cold]
-    pub(crate) fn one_run(&self, entry: &Entry, distance: u64, length: usize) -> Result<NonNull<u8>, AccessError> {
+    pub(crate) fn one_run(&self, entry: &Slot, distance: u64, length: usize) -> Result<NonNull<u8>, AccessError> {
         let (mut start, mut runs) = (None, 0);
         self.runs(entry, distance, length, |run| {
             start.get_or_insert(run.start);
@@ -295,7 +327,7 @@ impl RegionTable {
     #[cold]
     pub(crate) fn runs(
         &self,
-        entry: &Entry,
+        entry: &Slot,
         distance: u64,
         length: usize,
         mut take: impl FnMut(Run<'_>),
@@ -306,9 +338,9 @@ impl RegionTable {
         for piece in self.places(entry).iter().take(count) {
             let piece_end = piece.end.load(Relaxed);
             if at < piece_end && at < end {
-                let identity = piece.region.load(Relaxed);
-                let (region, state) = self.find(identity as u32).ok_or(AccessError::InvalidStag)?;
-                if state & (IDENTITY | WINDOW) != identity {
+                let identity = piece.region();
+                let (region, state) = self.find(identity.stag()).ok_or(AccessError::InvalidStag)?;
+                if state.identity() != identity || state.has(Flags::WINDOW) {
                     return Err(AccessError::InvalidStag);
                 }
                 let part = piece_end.min(end) - at;

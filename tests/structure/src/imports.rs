@@ -9,7 +9,25 @@ use crate::{Source, is_test};
 
 /// Every path that a file names, as far as it begins with `crate`, `self`, `super` or a module of the file.
 #[derive(Default)]
-struct Paths(Vec<Vec<String>>);
+struct Paths {
+    found: Vec<Vec<String>>,
+    /// How many modules within the file surround what is visited.
+    depth: usize,
+}
+
+impl Paths {
+    fn add(&mut self, mut path: Vec<String>) {
+        let supers = path.iter().take_while(|name| *name == "super").count();
+        if supers > 0 && self.depth > 0 {
+            path.drain(..supers.min(self.depth));
+            if supers <= self.depth {
+                // It leads to the file itself.
+                path.insert(0, "self".to_owned());
+            }
+        }
+        self.found.push(path);
+    }
+}
 
 impl Visit<'_> for Paths {
     fn visit_item(&mut self, item: &Item) {
@@ -31,12 +49,21 @@ impl Visit<'_> for Paths {
             return;
         }
         for (path, _) in leaves(&item.tree, &[]) {
-            self.0.push(path);
+            self.add(path);
         }
     }
 
+    fn visit_item_mod(&mut self, item: &syn::ItemMod) {
+        self.depth += 1;
+        syn::visit::visit_item_mod(self, item);
+        self.depth -= 1;
+    }
+
+    /// To be visible somewhere is not to use it.
+    fn visit_visibility(&mut self, _: &syn::Visibility) {}
+
     fn visit_path(&mut self, path: &syn::Path) {
-        self.0.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        self.add(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
         syn::visit::visit_path(self, path);
     }
 }
@@ -129,7 +156,7 @@ pub fn in_circles(sources: &[Source]) -> usize {
         .map(|(number, source)| {
             let mut paths = Paths::default();
             source.items.iter().for_each(|item| paths.visit_item(item));
-            let targets = paths.0.iter().filter_map(|path| all.file(&all.absolute(&source.path, path)?));
+            let targets = paths.found.iter().filter_map(|path| all.file(&all.absolute(&source.path, path)?));
             targets.filter(|target| *target != number).collect()
         })
         .collect();

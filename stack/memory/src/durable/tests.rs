@@ -2,8 +2,9 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::access::{Access, Association, DomainId, Scope, StreamId};
+use crate::options::TaggedBase;
 use crate::registration::Registration;
-use crate::table::{RegionTable, TaggedBase};
+use crate::table::RegionTable;
 use crate::turn::{CommitTarget, KeptRange, Turn};
 
 const US: Association = Association { domain: DomainId(1), stream: StreamId(1) };

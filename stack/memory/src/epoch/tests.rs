@@ -2,8 +2,10 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::access::{Access, Association, DomainId, Scope, StreamId};
+use crate::options::TaggedBase;
 use crate::registration::Registration;
-use crate::table::TaggedBase;
+use crate::table::RegionTable;
+use crate::turn::EngineEpoch;
 
 const WHO: Association = Association { domain: DomainId(1), stream: StreamId(1) };
 const SCOPE: Scope = Scope::Domain(DomainId(1));
@@ -85,7 +87,7 @@ fn leaked_turn_does_not_turn_inside_into_outside() {
     let [table, _] = tables();
     let mut epoch = table.engine();
     std::mem::forget(epoch.enter());
-    let turns = |epoch: &EngineEpoch| epoch.state.turns.load(Relaxed);
+    let turns = |epoch: &EngineEpoch| epoch.state().turns.load(Relaxed);
     assert_eq!(turns(&epoch) % 2, 1);
     let turn = epoch.enter();
     assert_eq!(turn_parity(&table), [1]);

@@ -6,6 +6,7 @@
 //! complement after the last one. So the CRC of pieces is that of the whole if the register is handed on.
 
 pub(crate) mod portable;
+mod set;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -16,23 +17,10 @@ use std::ops::Range;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
+pub(crate) use set::Kernels;
+
 /// The CRC register before the first octet.
 pub const CRC32C_START: u32 = !0;
-
-/// A set of variants. Lengths may be 0; the ranges do not overlap.
-pub(crate) struct Kernels {
-    pub(crate) name: &'static str,
-    /// Register, octets, length; gives the register.
-    pub(crate) crc32c: unsafe fn(u32, *const u8, usize) -> u32,
-    /// Target, source, length. The target may be read and written by others at the same time.
-    pub(crate) copy_in: unsafe fn(*mut u8, *const u8, usize),
-    /// Target, source, length. The source may be written by others at the same time.
-    pub(crate) copy_out: unsafe fn(*mut u8, *const u8, usize),
-    /// Register, target, source, length; as `copy_out`. The CRC is that of the target.
-    pub(crate) copy_out_crc32c: unsafe fn(u32, *mut u8, *const u8, usize) -> u32,
-    /// Octets, length; gives a partial sum, see [`checksum_sum`].
-    pub(crate) sum: unsafe fn(*const u8, usize) -> u32,
-}
 
 static SELECTED: AtomicPtr<Kernels> = AtomicPtr::new(std::ptr::null_mut());
 

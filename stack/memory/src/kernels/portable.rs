@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use super::Kernels;
+use super::set::Kernels;
 
 pub(crate) static KERNELS: Kernels = Kernels { name: "portable", crc32c, copy_in, copy_out, copy_out_crc32c, sum };
 

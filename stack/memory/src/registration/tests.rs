@@ -1,6 +1,6 @@
 use super::*;
 use crate::access::{Access, AccessError, Association, DomainId, Scope, StreamId};
-use crate::table::{RegisterError, TaggedBase};
+use crate::options::{RegisterError, TaggedBase};
 
 const SCOPE: Scope = Scope::Domain(DomainId(1));
 

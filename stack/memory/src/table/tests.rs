@@ -1,8 +1,12 @@
 use std::collections::HashSet;
+use std::sync::atomic::Ordering::Release;
 use std::sync::mpsc::RecvTimeoutError;
 
 use super::*;
-use crate::access::{DomainId, StreamId};
+use crate::access::{DomainId, Scope, StreamId};
+use crate::buffer::RegionBuffer;
+use crate::options::TaggedBase;
+use crate::registration::Registration;
 
 const DOMAIN: DomainId = DomainId(7);
 const STREAM: StreamId = StreamId(9);
@@ -22,7 +26,7 @@ fn one_region(access: Access, scope: Scope, base: TaggedBase) -> (Arc<RegionTabl
 
 #[test]
 fn an_entry_is_a_cache_line() {
-    assert_eq!((size_of::<Entry>(), align_of::<Entry>()), (64, 64));
+    assert_eq!((size_of::<Slot>(), align_of::<Slot>()), (64, 64));
 }
 
 #[test]
@@ -434,13 +438,17 @@ fn a_slot_keeps_no_flag_of_a_region_that_is_gone() {
         table.register_durable(vec![0; LENGTH], access, scope, base, Box::new(Nowhere), true).unwrap();
     let buffer = RegionBuffer::zeroed(LENGTH, crate::PageAdvice::Normal).unwrap();
     let persistent = table.register_persistent(buffer, access, scope, base, true).unwrap();
-    for (region, kind) in [(plain, 0), (durable, DURABLE | TRANSPARENT), (persistent, PERSISTENT | TRANSPARENT)] {
+    for (region, kind) in [
+        (plain, Flags::NONE),
+        (durable, Flags::DURABLE | Flags::TRANSPARENT),
+        (persistent, Flags::PERSISTENT | Flags::TRANSPARENT),
+    ] {
         let stag = region.stag();
-        const FLAGS: u64 = VALID | WINDOW | BINDING | DURABLE | PERSISTENT | TRANSPARENT;
-        let state = || table.slot(stag).unwrap().state.load(Relaxed);
-        assert_eq!(state() & (FLAGS | u64::from(u32::MAX)), VALID | kind | u64::from(stag));
+        let flags = Flags::VALID | Flags::WINDOW | Flags::BINDING | Flags::KEPT | Flags::TRANSPARENT;
+        let state = || table.slot(stag).unwrap().state.load();
+        assert_eq!((state().stag(), state().of(flags)), (stag, Flags::VALID | kind));
         drop(region);
-        assert_eq!(state() & (FLAGS | u64::from(u32::MAX)), u64::from(stag));
+        assert_eq!((state().stag(), state().of(flags)), (stag, Flags::NONE));
     }
     assert_eq!(table.transparent.load(Relaxed), 0);
 }
@@ -448,7 +456,7 @@ fn a_slot_keeps_no_flag_of_a_region_that_is_gone() {
 #[test]
 fn each_occupant_of_a_slot_has_a_generation_of_its_own() {
     let table = RegionTable::new(1, 1 << 20, 1);
-    let generation = || table.entries[0].state.load(Relaxed) >> GENERATION_SHIFT;
+    let generation = || table.entries[0].state.load().generation();
     for occupants in (0..10).step_by(2) {
         let window = table.allocate_window(DOMAIN, 1).unwrap();
         assert_eq!(generation(), occupants);

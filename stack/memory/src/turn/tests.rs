@@ -6,8 +6,8 @@ use super::*;
 use crate::access::{DomainId, Scope, StreamId};
 use crate::buffer::{PageAdvice, RegionBuffer};
 use crate::kernels;
+use crate::options::TaggedBase;
 use crate::registration::Registration;
-use crate::table::TaggedBase;
 
 const WHO: Association = Association { domain: DomainId(1), stream: StreamId(1) };
 const SCOPE: Scope = Scope::Domain(DomainId(1));
@@ -173,7 +173,7 @@ fn value_at_the_end_of_a_message_is_stored_in_one() {
 
 #[test]
 fn a_kept_range_takes_in_what_follows_in_the_same_region() {
-    let range = |region, offset, length| KeptRange { region, offset, length };
+    let range = |region, offset, length| KeptRange { region: Identity::from_bits(region), offset, length };
     let mut kept = range(1, 100, 10);
     assert!(!kept.extend(&range(2, 110, 5)), "of another region");
     assert!(!kept.extend(&range(1, 111, 5)) && !kept.extend(&range(1, 109, 5)), "with a gap, or an overlap");
@@ -202,7 +202,7 @@ fn a_plain_region_has_nothing_to_keep() {
     let (table, region) = region(64, Access::ALL);
     let mut epoch = table.engine();
     let turn = epoch.enter();
-    let state = table.slot(region.stag()).unwrap().state.load(Acquire);
-    let range = KeptRange { region: state & IDENTITY, offset: 0, length: 8 };
+    let state = table.slot(region.stag()).unwrap().state.load();
+    let range = KeptRange { region: state.identity(), offset: 0, length: 8 };
     assert!(turn.keep(&range).is_none());
 }

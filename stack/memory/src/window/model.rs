@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::{BindPiece, Window};
 use crate::access::{Access, Association, DomainId, Scope, StreamId};
+use crate::options::TaggedBase;
 use crate::registration::Registration;
-use crate::table::{RegionTable, TaggedBase};
+use crate::table::RegionTable;
 use crate::turn::Turn;
 
 const US: Association = Association { domain: DomainId(1), stream: StreamId(1) };

@@ -2,8 +2,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 use crate::access::{DomainId, InvalidateError, Scope, StreamId};
+use crate::options::TaggedBase;
 use crate::registration::Registration;
-use crate::table::TaggedBase;
 use crate::turn::Turn;
 
 const DOMAIN: DomainId = DomainId(3);

@@ -9,7 +9,7 @@ mod sum;
 
 use std::is_x86_feature_detected as has;
 
-use super::Kernels;
+use super::set::Kernels;
 
 static AVX512: Kernels = Kernels {
     name: "avx512-vpclmulqdq",
