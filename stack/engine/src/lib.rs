@@ -16,6 +16,7 @@ mod bytestream;
 mod connection;
 mod core;
 mod engine;
+mod hot;
 mod link;
 mod net;
 pub mod ports;

@@ -217,6 +217,18 @@ impl<'a> SendRequest<'a> {
         self
     }
 
+    /// The slot of the most common request, a Send or Write of one SGE. `None`: [`element`](Self::element) has to look.
+    #[inline]
+    pub(crate) fn usual_slot(&self, limits: &SendLimits) -> Option<Slot> {
+        match self.payload {
+            Payload::Entries([entry]) if self.opcode.is_send_or_write() && limits.entries > 0 => {
+                let flags = self.flags.union(limits.always);
+                Some(SendElement::encode_one(self.opcode, flags, self.id, self.stag, self.remote_offset, *entry))
+            }
+            _ => None,
+        }
+    }
+
     /// Checks the request against a queue pair's limits and returns the head of its element.
     #[inline]
     pub(crate) fn element(&self, limits: &SendLimits) -> Result<(SendElement, &[Sge], &[u8]), PostErrorReason> {
@@ -312,10 +324,9 @@ impl<'a> SendRequest<'a> {
     /// Encodes the request's slots, from what [`element`](Self::element) returned.
     #[inline]
     pub(crate) fn encode(&self, element: &SendElement, entries: &[Sge], inline: &[u8], mut write: impl FnMut(Slot)) {
-        if matches!(
-            self.opcode,
-            SendOpcode::WriteImmediate | SendOpcode::Bind | SendOpcode::FetchAdd | SendOpcode::CompareSwap
-        ) {
+        if matches!(self.opcode, SendOpcode::WriteImmediate | SendOpcode::Bind)
+            || matches!(self.payload, Payload::OperandsInto { .. })
+        {
             return self.encode_with_trailer(element, write);
         }
         for index in 0..element.slots() {

@@ -129,7 +129,7 @@ impl SendOpcode {
 
 /// Flags of a send element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SendFlags(u8);
+pub struct SendFlags(pub(crate) u8);
 
 impl SendFlags {
     /// Generate a completion on success too. A failure always generates one.

@@ -120,6 +120,18 @@ impl SendHalf {
         if self.bell.is_none() || self.ring.is_closed() {
             self.open()?;
         }
+        if let [request] = requests
+            && let Some(slot) = request.usual_slot(&self.limits)
+            && self.ring.push(slot).is_ok()
+        {
+            self.ring_doorbell();
+            return Ok(1);
+        }
+        self.post_any(requests)
+    }
+
+    #[inline(never)]
+    fn post_any(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
         let (posted, reason) = self.fill(requests);
         if posted > 0 {
             self.ring_doorbell();
