@@ -40,6 +40,10 @@ pub(crate) struct Core<P: Port> {
     pub(crate) config: EngineConfig,
     /// Time of the current turn.
     pub(crate) now: Instant,
+    /// Until then only frames, doorbells, commands and the ready list make work for a turn. Zero: look.
+    pub(crate) quiet_until: Instant,
+    /// Something rare may have to be done in this turn.
+    pub(crate) needs_attention: bool,
     pub(crate) counters: Counters,
     pub(crate) random: fastrand::Rng,
     pub(crate) link: Link<P>,
@@ -88,6 +92,8 @@ impl<P: Port> Core<P> {
         let rdma = Rdma::new(config.limits.queue_pairs, Commits::new(channels.waker, &config.iwarp));
         Ok(Core {
             now: Instant::ZERO,
+            quiet_until: Instant::ZERO,
+            needs_attention: false,
             counters: Counters::default(),
             random,
             link: Link {

@@ -26,7 +26,7 @@ pub struct EngineChannels {
     pub ports: Arc<ReservedPorts>,
     /// Doorbells of this engine, one a queue pair number.
     pub doorbells: Arc<Doorbells>,
-    /// Commands from applications.
+    /// Commands from applications. Each is announced by [`Doorbells::ring_mailbox`](uwarp_ring::Doorbells::ring_mailbox).
     pub commands: Receiver<Command>,
     /// Receives asynchronous events.
     pub events: EventSink<AsyncEvent>,
@@ -100,7 +100,9 @@ impl<P: Port> Engine<P> {
         }
         self.core.flush();
         // The turn is over: a store may deregister regions now, since nobody uses one.
-        self.core.rdma.commits.work();
+        if self.core.rdma.commits.has_own_work() {
+            self.core.rdma.commits.work();
+        }
         self.core.turned(worked, received)
     }
 
@@ -138,6 +140,7 @@ impl<P: Port> Engine<P> {
     pub fn stay_awake(&mut self) {
         if self.core.link.port.disable_wakeups() {
             self.core.link.check_at = Instant::ZERO;
+            self.core.quiet_until = Instant::ZERO;
         }
     }
 

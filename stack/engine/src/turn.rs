@@ -21,19 +21,37 @@ impl<P: Port> Core<P> {
         self.now = now;
         self.counters.turns += 1;
         self.link.port.set_now(now);
-        if !self.net.announced {
-            self.net.announced = true;
-            self.announce_twice();
-            self.net.chores_at = Some(now);
-        }
         self.link.transmit.flushed = 0;
-        let mut busy = self.run_commands();
+        self.needs_attention = false;
+        if self.control.doorbells.take_mailbox() {
+            self.run_commands();
+        }
         self.control.doorbells.take(|number| self.control.rung.push(number as u32));
         // Posted work leaves first: polling an idle device takes as long as sending a frame. But only every other turn,
         // so a busy poster still receives.
         self.link.passed_over = !self.control.rung.is_empty() && !self.link.passed_over;
         if !self.link.passed_over {
-            busy |= self.link.port.rx_burst(batch) > 0;
+            self.link.port.rx_burst(batch);
+        }
+        if now >= self.quiet_until {
+            self.collect_rare();
+        }
+        let waiting = batch.len()
+            | self.control.rung.len()
+            | self.connections.ready.len()
+            | self.link.loopback.len()
+            | usize::from(self.needs_attention);
+        waiting != 0 || self.link.handoff.as_mut().is_some_and(Handoff::has_frames)
+    }
+
+    /// Looks for what is rare.
+    #[inline(never)]
+    fn collect_rare(&mut self) {
+        let now = self.now;
+        if !self.net.announced {
+            self.net.announced = true;
+            self.announce_twice();
+            self.net.chores_at = Some(now);
         }
         if self.connections.wheel.due(now) {
             self.connections.wheel.advance(now, &mut self.connections.fired);
@@ -41,32 +59,42 @@ impl<P: Port> Core<P> {
         if now >= self.link.check_at {
             self.check_link();
         }
-        busy || !self.control.rung.is_empty()
-            || !self.connections.fired.is_empty()
-            || !self.connections.ready.is_empty()
-            || !self.link.loopback.is_empty()
-            || self.net.neighbours.deadline().is_some_and(|at| at <= now)
+        self.needs_attention |= !self.connections.fired.is_empty()
+            || self.net.neighbours.unsettled(now)
             || self.net.chores_at.is_some_and(|at| at <= now)
             || self.connections.time_wait.deadline().is_some_and(|at| at <= now)
             || self.rdma.sweep_at.is_some_and(|at| at <= now)
-            || self.link.handoff.as_mut().is_some_and(Handoff::has_frames)
             || self.net.known_epoch != self.net.neighbours.epoch()
             || self.control.shutdown.is_some()
             || self.rdma.commits.unsettled(now)
-            || self.rdma.lanes.unsettled()
+            || self.rdma.lanes.unsettled();
+        self.quiet_until = self.next_rare();
+    }
+
+    /// See [`Core::quiet_until`].
+    #[inline]
+    fn next_rare(&self) -> Instant {
+        let at_once = self.control.shutdown.is_some()
+            || self.rdma.commits.is_pending()
+            || self.rdma.lanes.has_backlog()
+            || self.net.known_epoch != self.net.neighbours.epoch()
+            || self.net.neighbours.unsettled(Instant::ZERO);
+        if at_once {
+            return Instant::ZERO;
+        }
+        let first = self.link.check_at.min(self.connections.wheel.due_at());
+        [self.net.neighbours.deadline(), self.net.chores_at, self.connections.time_wait.deadline(), self.rdma.sweep_at]
+            .into_iter()
+            .flatten()
+            .fold(first, Instant::min)
     }
 
     /// Second half of a turn: does the work.
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         self.connections.starved = false;
         self.link.transmit.free_known = 0;
-        let guesses = self.look_ahead(batch);
-        for (place, frame) in batch.drain(..).enumerate() {
-            self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
-            if !guesses.is_empty() {
-                self.look_ahead_at(&guesses, place + DISTANCE);
-            }
-            self.receive_frame(turn, frame);
+        if !batch.is_empty() {
+            self.receive_batch(turn, batch);
         }
         // Frames that this loop adds wait for the next turn.
         for _ in 0..self.link.loopback.len() {
@@ -77,10 +105,50 @@ impl<P: Port> Core<P> {
         if self.link.handoff.is_some() {
             self.run_handoff(turn);
         }
-        if !self.connections.fired.is_empty() {
-            self.run_timers(turn);
+        if self.needs_attention {
+            self.run_rare(turn);
+        }
+        self.run_doorbells();
+        self.link.transmit.frames_each =
+            self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
+        for _ in 0..self.connections.ready.len() {
+            let Some(index) = self.connections.ready.pop_front() else { break };
+            self.serve(turn, index);
+        }
+        if self.needs_attention && self.control.shutdown.is_some() {
+            self.finish_shutdown();
+        }
+        if self.connections.starved {
+            self.relieve();
+        }
+        if self.rdma.lanes.unsettled() {
+            self.rdma.lanes.settle();
+        }
+        self.wake_applications();
+        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one.
+        self.quiet_until = self.next_rare();
+    }
+
+    #[inline]
+    fn receive_batch(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
+        let guesses = self.look_ahead(batch);
+        for (place, frame) in batch.drain(..).enumerate() {
+            if !guesses.is_empty() {
+                self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
+                self.look_ahead_at(&guesses, place + DISTANCE);
+            }
+            self.receive_frame(turn, frame);
+        }
+    }
+
+    /// Does what [`Core::needs_attention`] stands for.
+    #[inline(never)]
+    fn run_rare(&mut self, turn: &Turn<'_>) {
+        while let Some(index) = self.connections.fired.pop() {
+            self.on_timer(turn, index);
         }
         self.run_time_wait();
+        // Before commits, which queue pairs with new work may begin.
         self.run_doorbells();
         if self.rdma.commits.unsettled(self.now) {
             self.run_commits(turn);
@@ -97,22 +165,6 @@ impl<P: Port> Core<P> {
         if self.control.shutdown.is_some() {
             self.run_shutdown();
         }
-        self.link.transmit.frames_each =
-            self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
-        for _ in 0..self.connections.ready.len() {
-            let Some(index) = self.connections.ready.pop_front() else { break };
-            self.serve(turn, index);
-        }
-        if self.control.shutdown.is_some() {
-            self.finish_shutdown();
-        }
-        if self.connections.starved {
-            self.relieve();
-        }
-        if self.rdma.lanes.unsettled() {
-            self.rdma.lanes.settle();
-        }
-        self.wake_applications();
     }
 
     /// Gives frames to the device.
@@ -125,6 +177,9 @@ impl<P: Port> Core<P> {
     #[inline]
     pub(crate) fn turned(&mut self, worked: bool, received: usize) -> Turned {
         let transmitted = self.link.transmit.flushed;
+        if !worked && transmitted == 0 && self.link.transmit.queue.is_empty() && !self.rdma.commits.is_busy() {
+            return Turned::default();
+        }
         // Frames that wait for the link are no reason to spin.
         let backlog = self.link.is_up && !self.link.transmit.queue.is_empty() || !self.link.loopback.is_empty();
         // Nor are connections that lack buffers or room, least of all in virtual time.
@@ -163,11 +218,5 @@ impl<P: Port> Core<P> {
             consider(Some(self.now + STARVED_INTERVAL));
         }
         next
-    }
-
-    fn run_timers(&mut self, turn: &Turn<'_>) {
-        while let Some(index) = self.connections.fired.pop() {
-            self.on_timer(turn, index);
-        }
     }
 }

@@ -8,20 +8,30 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 
 use crossbeam::utils::CachePadded;
 
-use crate::sync::{AtomicU64, fence};
+use crate::sync::{AtomicBool, AtomicU64, fence};
 
-/// One doorbell for each queue pair of an engine, rung by any thread and answered by the engine.
+/// One doorbell for each queue pair of an engine, rung by any thread and answered by the engine, and one for its mailbox.
 ///
-/// It has two levels: a word for every 64 doorbells, and a summary bit for every word. So an idle turn reads one word
-/// per 4,096 doorbells. Ringing a doorbell that is already rung writes nothing, so a poster ahead of the engine does
-/// not take the cache line away from it.
+/// It has two levels: a word for every 64 doorbells, and one summary word with a bit for every group of words. So an
+/// idle turn reads one cache line, however many doorbells there are. Ringing a doorbell that is already rung writes
+/// nothing, so a poster ahead of the engine does not take the cache line away from it.
 ///
 /// Stores before [`ring`](Self::ring) are visible to the visit that answers it. No ring is lost: either the visit under
 /// way sees what was published, or another visit follows.
 pub struct Doorbells {
-    summary: Box<[CachePadded<AtomicU64>]>,
+    first: CachePadded<Summary>,
     words: Box<[AtomicU64]>,
+    /// Words of a group, as a power of two.
+    group_shift: u32,
     count: usize,
+}
+
+/// What the engine looks at in each turn.
+struct Summary {
+    /// Bit `i`: some word of group `i` has a bit.
+    groups: AtomicU64,
+    /// The mailbox has commands.
+    mailbox: AtomicBool,
 }
 
 impl Doorbells {
@@ -29,8 +39,9 @@ impl Doorbells {
     pub fn new(count: usize) -> Doorbells {
         let words = count.div_ceil(64);
         Doorbells {
-            summary: (0..words.div_ceil(64)).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
+            first: CachePadded::new(Summary { groups: AtomicU64::new(0), mailbox: AtomicBool::new(false) }),
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            group_shift: words.div_ceil(64).max(1).next_power_of_two().trailing_zeros(),
             count,
         }
     }
@@ -48,9 +59,9 @@ impl Doorbells {
     pub fn ring(&self, index: usize) {
         assert!(index < self.count, "doorbell {index} of {}", self.count);
         let word = &self.words[index / 64];
-        let summary = &self.summary[index / 4096];
+        let groups = &self.first.groups;
         let bit = 1 << (index % 64);
-        let summary_bit = 1 << (index / 64 % 64);
+        let group = 1 << (index / 64 >> self.group_shift);
         let mut rung = word.load(Relaxed) & bit != 0;
         if rung {
             // The doorbell was already rung, and the engine may be answering it. It may have looked at the ring before
@@ -61,41 +72,59 @@ impl Doorbells {
             rung = word.load(Relaxed) & bit != 0;
         }
         if !rung {
-            // Release: the engine's exchange that takes the bit also takes our element. Acquire: the summary is read
-            // below. If the engine exchanged the word before this, it had cleared the summary before that, and we must
-            // see so.
+            // Release: the engine's exchange that takes the bit also takes our element.
             word.fetch_or(bit, AcqRel);
+            // Even if the group's bit is set: the engine's exchange of the summary must see our word.
+            groups.fetch_or(group, AcqRel);
+        } else if groups.load(Relaxed) & group == 0 {
+            groups.fetch_or(group, AcqRel);
         }
-        if summary.load(Relaxed) & summary_bit == 0 {
-            summary.fetch_or(summary_bit, AcqRel);
-        }
+    }
+
+    /// Announces a command. Call it after putting the command into the mailbox.
+    #[inline]
+    pub fn ring_mailbox(&self) {
+        // Unconditionally: the engine may have cleared the flag and looked into the mailbox before our command was there.
+        self.first.mailbox.swap(true, AcqRel);
+    }
+
+    /// Whether the mailbox was announced since the last call. The engine looks into it afterwards. Only the engine calls
+    /// this.
+    #[inline]
+    pub fn take_mailbox(&self) -> bool {
+        self.first.mailbox.load(Relaxed) && self.first.mailbox.swap(false, AcqRel)
     }
 
     /// Whether any doorbell is rung. The engine checks this after it armed its notifier and before it sleeps.
     #[inline]
     pub fn is_any_rung(&self) -> bool {
-        self.summary.iter().any(|word| word.load(Acquire) != 0)
+        self.first.groups.load(Acquire) != 0
     }
 
     /// Visits each rung doorbell in ascending order, and clears it first: one that is rung during the visit is visited
     /// again by the next call. Only the engine calls this. Returns the number of visits.
     #[inline]
-    pub fn take(&self, mut visit: impl FnMut(usize)) -> usize {
+    pub fn take(&self, visit: impl FnMut(usize)) -> usize {
+        if self.first.groups.load(Relaxed) == 0 { 0 } else { self.take_groups(visit) }
+    }
+
+    fn take_groups(&self, mut visit: impl FnMut(usize)) -> usize {
         let mut visits = 0;
-        for (summary_index, summary) in self.summary.iter().enumerate() {
-            if summary.load(Relaxed) == 0 {
-                continue;
-            }
-            let mut words = summary.swap(0, AcqRel);
-            while words != 0 {
-                let word_index = summary_index * 64 + words.trailing_zeros() as usize;
-                words &= words - 1;
-                let mut bits = self.words[word_index].swap(0, AcqRel);
+        let mut groups = self.first.groups.swap(0, AcqRel);
+        while groups != 0 {
+            let first = (groups.trailing_zeros() as usize) << self.group_shift;
+            groups &= groups - 1;
+            let end = self.words.len().min(first + (1 << self.group_shift));
+            for (word, bits) in self.words[first..end].iter().enumerate() {
+                if bits.load(Relaxed) == 0 {
+                    continue;
+                }
+                let mut bits = bits.swap(0, AcqRel);
                 // Pairs with the fence in `ring`: the bits are cleared before the queues are read.
                 fence(SeqCst);
                 while bits != 0 {
                     visits += 1;
-                    visit(word_index * 64 + bits.trailing_zeros() as usize);
+                    visit((first + word) * 64 + bits.trailing_zeros() as usize);
                     bits &= bits - 1;
                 }
             }

@@ -282,6 +282,7 @@ impl<P: Port> Host<P> {
     /// If the engine is gone.
     pub fn command(&self, command: Command) {
         self.commands.send(command).expect("the engine is there");
+        self.doorbells.ring_mailbox();
     }
 
     /// Listens on a port; gives the channel of requests.

@@ -52,9 +52,11 @@ impl EngineHandle {
 
     /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it.
     fn ender(&self) -> impl FnOnce(&str) + Send + 'static {
-        let (commands, wake, health) = (self.commands.clone(), Arc::clone(&self.wake), Arc::clone(&self.health));
+        let (commands, doorbells) = (self.commands.clone(), Arc::clone(&self.doorbells));
+        let (wake, health) = (Arc::clone(&self.wake), Arc::clone(&self.health));
         move |cause| {
             let _ = commands.send(Command::Fail { cause: cause.to_owned() });
+            doorbells.ring_mailbox();
             wake.fire_if_armed();
             health.give_up(cause);
         }
@@ -69,6 +71,7 @@ impl EngineHandle {
             return;
         }
         if self.commands.send(command).is_ok() {
+            self.doorbells.ring_mailbox();
             self.wake.fire_if_armed();
         }
     }

@@ -16,17 +16,16 @@ use crate::rdma::queue_pair::QueuePair;
 const COMMANDS_PER_TURN: usize = 64;
 
 impl<P: Port> Core<P> {
-    /// Executes the commands in the mailbox. True if there were any.
-    #[inline]
-    pub(crate) fn run_commands(&mut self) -> bool {
-        if self.control.commands.is_empty() {
-            return false;
-        }
+    /// Executes the commands in the mailbox.
+    #[cold]
+    pub(crate) fn run_commands(&mut self) {
+        self.needs_attention = true;
         for _ in 0..COMMANDS_PER_TURN {
-            let Ok(command) = self.control.commands.try_recv() else { break };
+            let Ok(command) = self.control.commands.try_recv() else { return };
             self.run_command(command);
         }
-        true
+        // There may be more, for the next turn.
+        self.control.doorbells.ring_mailbox();
     }
 
     #[cold]

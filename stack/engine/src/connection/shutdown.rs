@@ -124,6 +124,7 @@ impl<P: Port> Core<P> {
         self.control.shutdown = Some(Shutdown { until, patient_until: until, drop_at: None, report, done: None });
         self.link.transmit.queue.clear();
         self.connections.ready.clear();
+        self.quiet_until = Instant::ZERO;
     }
 }
 

@@ -104,7 +104,13 @@ impl Wheel {
         }
     }
 
-    /// Whether [`Wheel::advance`] has work: cheap enough for every turn.
+    /// No entry fires before this time.
+    #[inline]
+    pub(crate) fn due_at(&self) -> Instant {
+        Instant::from_nanos(self.earliest.min(u64::MAX >> TICK_SHIFT) << TICK_SHIFT)
+    }
+
+    /// Whether [`Wheel::advance`] has work.
     #[inline]
     pub(crate) fn due(&self, now: Instant) -> bool {
         tick_of(now) >= self.earliest

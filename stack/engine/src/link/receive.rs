@@ -33,6 +33,7 @@ impl<P: Port> Core<P> {
 
     #[inline(never)]
     fn receive_unusual(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        self.needs_attention = true;
         if buffer.segment_count() == 1 {
             match classify(buffer.data(), buffer.total_len()) {
                 Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
@@ -152,6 +153,7 @@ impl<P: Port> Core<P> {
             if !self.net.addresses.is_own(frame.flow.local) {
                 return self.count_drop(DropReason::WrongAddress);
             }
+            self.needs_attention = true;
             index = self.on_stranger(frame);
         }
         let Some((index, mut connection)) = index.and_then(|index| Some((index, self.connections.table.take(index)?)))

@@ -100,6 +100,12 @@ impl Lanes {
         !self.dirty.is_empty() || self.backlogged > 0
     }
 
+    /// Whether completions wait for room.
+    #[inline]
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.backlogged > 0
+    }
+
     /// Publishes backlogs and wakes waiting threads. Once a turn.
     pub(crate) fn settle(&mut self) {
         if self.backlogged > 0 {

@@ -145,6 +145,18 @@ impl Commits {
         !self.own.is_empty() || !self.pending.is_empty() && self.has_answers()
     }
 
+    /// Whether a commit waits for its committer or has not been told to its asker.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Whether [`work`](Self::work) has something to do.
+    #[inline]
+    pub(crate) fn has_own_work(&self) -> bool {
+        !self.own.is_empty()
+    }
+
     fn has_answers(&self) -> bool {
         !self.settled.is_empty() || !self.replies.is_empty() || !self.write_backs.is_empty()
     }
