@@ -117,7 +117,7 @@ pub(crate) fn start(core: &Core) -> Result<(), Error> {
     let Launch { ports, capture, events } = &mut *launch;
     if let Some(source) = ports {
         let mut config = core.config.clone();
-        let link = switch::join(&mut config)?;
+        let link = switch::join(&mut config, &core.ports)?;
         let (port, seeds) = source.open(&config)?;
         run_engines(core, &config, link.as_deref(), events, port.as_ref(), seeds)?;
         *lock(&core.port) = port;

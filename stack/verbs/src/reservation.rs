@@ -13,7 +13,8 @@ const CHOSEN: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// connect from ([`ConnectOptions::local_port`](crate::ConnectOptions#structfield.local_port)). Nobody else of the context
 /// can listen on it, and no connection gets it by chance.
 ///
-/// A clone is the same reservation. The port is free again when the last clone, and the listener made with it, is dropped.
+/// A clone is the same reservation. The port is free again when the last clone, and the listener made with it, is dropped. On
+/// a switch, other programs can have it when its last connection has ended, too.
 #[derive(Clone, Debug)]
 pub struct PortReservation(Arc<Held>);
 
@@ -22,11 +23,13 @@ struct Held {
     port: u16,
     shared: Arc<Shared>,
     /// The switch's word for it, where one shares the ports out.
-    _in_switch: Option<ReservedPort>,
+    in_switch: Option<ReservedPort>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
+        // The switch first: whoever gets the port next asks it.
+        self.in_switch.take();
         self.shared.ports.release(self.port);
     }
 }
@@ -38,29 +41,31 @@ impl PortReservation {
             // The switch shares the ports out, and is joined with the device.
             shared.start()?;
         }
-        let held = |port, _in_switch| Self(Arc::new(Held { port, shared: Arc::clone(shared), _in_switch }));
-        if wanted != Some(0)
-            && let Some(reserved) = shared.reserve(wanted.unwrap_or(0))?
-        {
-            let port = reserved.port();
-            // Whoever had it of this context would have it of the switch, too.
-            shared.ports.reserve(port);
-            return Ok(held(port, Some(reserved)));
-        }
-        let held = |port| held(port, None);
-        match wanted {
-            Some(0) => Err(Error::argument("the port", 0, "choose 1 to 65535, or none for a free one")),
-            Some(port) if shared.ports.reserve(port) => Ok(held(port)),
-            Some(port) => Err(Error::PortTaken(port)),
+        let held = |port, in_switch| Held { port, shared: Arc::clone(shared), in_switch };
+        let held = match wanted {
+            Some(0) => return Err(Error::argument("the port", 0, "choose 1 to 65535, or none for a free one")),
+            Some(port) if shared.ports.reserve(port) => {
+                // Made first, so that a refusal of the switch frees the port.
+                let mut held = held(port, None);
+                held.in_switch = shared.reserve(port)?;
+                held
+            }
+            Some(port) => return Err(Error::PortTaken(port)),
             None => {
+                if let Some(reserved) = shared.reserve(0)? {
+                    let port = reserved.port();
+                    shared.ports.reserve(port);
+                    return Ok(Self(Arc::new(held(port, Some(reserved)))));
+                }
                 let count = CHOSEN.len() as u64;
                 let start = std::hash::RandomState::new().build_hasher().finish() % count;
                 let mut candidates = (0..count).map(|step| CHOSEN.start() + ((start + step) % count) as u16);
                 let limit = CHOSEN.len();
                 let port = candidates.find(|port| shared.ports.reserve(*port));
-                port.map(held).ok_or(Error::NoPort { limit })
+                held(port.ok_or(Error::NoPort { limit })?, None)
             }
-        }
+        };
+        Ok(Self(Arc::new(held)))
     }
 
     /// The port.

@@ -3,6 +3,7 @@
 mod raw;
 mod rig;
 
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -13,7 +14,7 @@ use uwarp::{
     AsyncEvent, ConnectError, ConnectOptions, Context, DisconnectReason, Error, ListenOptions, TcpListener, TcpStream,
 };
 use uwarp_vdev_tests::PATIENCE;
-use uwarp_vdev_tests::endpoint::{Endpoint, PORT, exchange};
+use uwarp_vdev_tests::endpoint::{Endpoint, PORT, answer, exchange, prepare_answer};
 use uwarp_vdev_tests::peer::Peer;
 
 #[test]
@@ -84,6 +85,48 @@ fn a_port_has_one_listener_and_nobodys_port_refuses() {
     for beyond in ["10.0.0.2:7471", "192.0.2.1:7471", "[fd00::2]:7471"] {
         assert!(matches!(refused(beyond), ConnectError::Unreachable), "{beyond}");
     }
+}
+
+#[test]
+fn connections_outlive_their_listener_and_keep_its_port() {
+    let switch = Switch::start();
+    let [a, b] = [(); 2].map(|()| Context::open(config(&switch.socket)).unwrap());
+    let is_kept = |port| matches!(b.listen(port, ListenOptions::default()), Err(Error::PortTaken(_)));
+    let mut listener = a.listen(PORT, ListenOptions::default()).unwrap();
+    let [mut there, mut here] = [&a, &b].map(|context| Endpoint::new(context, REGION));
+    prepare_answer(&mut there);
+    std::thread::scope(|scope| {
+        scope.spawn(|| there.accept(&a, &mut listener));
+        here.connect(&b);
+    });
+    drop(listener);
+    for round in 0..2 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| answer(&mut there, LENGTH));
+            exchange(&mut here, round, LENGTH);
+        });
+        assert!(is_kept(PORT));
+        // The program itself may listen there again.
+        drop(a.listen(PORT, ListenOptions::default()).unwrap());
+    }
+    here.disconnect();
+    drop((here, there));
+    wait_for("the end of the connection", || !is_kept(PORT));
+
+    let mut listener = TcpListener::bind(&a, PORT).unwrap();
+    let mut client = TcpStream::connect(&b, ([10, 0, 0, 1], PORT).into()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    drop(listener);
+    client.write_all(b"still there").unwrap();
+    server.read_exact(&mut [0; 11]).unwrap();
+    // More than the windows take: the rest is sent when nobody holds the stream.
+    server.write_all(&vec![7; 400_000]).unwrap();
+    drop(server);
+    assert!(is_kept(PORT));
+    let mut octets = Vec::new();
+    assert_eq!(client.read_to_end(&mut octets).unwrap(), 400_000);
+    drop(client);
+    wait_for("the end of the stream", || !is_kept(PORT));
 }
 
 #[test]

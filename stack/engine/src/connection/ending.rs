@@ -96,6 +96,7 @@ impl<P: Port> Core<P> {
         self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
         self.connections.table.release(index);
         self.counters.connections_closed += 1;
+        self.connections.opening.reserved.disconnected(connection.flow.local_port);
         while let Some(retry) = self.connections.opening.retries.pop() {
             self.connect(retry);
         }

@@ -70,6 +70,7 @@ impl<P: Port> Core<P> {
             end: None,
         });
         self.connections.flows.insert(tag, handle.index);
+        self.connections.opening.reserved.connected(flow.local_port);
         if self.net.paths.mtu(flow.remote).is_some()
             && let Some(mut connection) = self.connections.table.take(handle.index)
         {

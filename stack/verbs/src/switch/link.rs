@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use uwarp_engine::ReservedPorts;
+use uwarp_ring::Notifier;
 
 /// How long the switch may take to answer. It opens a device when a client joins.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,8 +32,12 @@ const LOST: u8 = 2;
 pub(crate) struct Link {
     path: PathBuf,
     socket: OwnedFd,
-    /// Held while a request waits for its answer.
-    asking: Mutex<()>,
+    /// Held while a request waits for its answer. Ports that are reserved for connections only: their holders are gone.
+    asking: Mutex<Vec<u16>>,
+    /// The context's ports, with the number of connections of each.
+    ports: Arc<ReservedPorts>,
+    /// Wakes the thread that gives ports back.
+    unused: Arc<Notifier>,
     state: AtomicU8,
     welcome: Welcome,
     /// The device's socket, which the driver knows as `/proc/self/fd/NUMBER`.
@@ -110,7 +116,7 @@ fn apply(config: &mut Config, path: &Path, offer: &Offer) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::Switch`] if there is no switch, it refuses, or it has other addresses than [`resolve`] found.
-pub(crate) fn join(config: &mut Config) -> Result<Option<Arc<Link>>, Error> {
+pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Option<Arc<Link>>, Error> {
     let Some(path) = config.switch.clone() else { return Ok(None) };
     let socket = connect(&path)?;
     let program = std::env::current_exe().ok();
@@ -137,8 +143,10 @@ pub(crate) fn join(config: &mut Config) -> Result<Option<Arc<Link>>, Error> {
     let neighbours: Vec<_> =
         config.addresses().map(|own| Neighbour { address: own.address, mac: welcome.switch_mac }).collect();
     config.neighbours = neighbours;
-    let (asking, state) = (Mutex::new(()), AtomicU8::new(OPEN));
-    Ok(Some(Arc::new(Link { path, socket, asking, state, welcome, _device: device })))
+    let unused = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the switch"))?);
+    ports.notify_unused(Arc::clone(&unused));
+    let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
+    Ok(Some(Arc::new(Link { path, socket, asking, ports, unused, state, welcome, _device: device })))
 }
 
 impl Link {
@@ -164,8 +172,12 @@ impl Link {
     /// # Errors
     /// [`Error::PortTaken`], or [`Error::Switch`] with another reason.
     pub(crate) fn reserve(self: &Arc<Self>, port: u16) -> Result<ReservedPort, Error> {
-        let _one = lock(&self.asking);
+        let mut unheld = lock(&self.asking);
         self.check()?;
+        if let Some(index) = unheld.iter().position(|unheld| *unheld == port) {
+            unheld.swap_remove(index);
+            return Ok(ReservedPort { port, link: Arc::clone(self) });
+        }
         match ask(&self.path, &self.socket, &Request::Reserve { port })? {
             (Answer::Reserved { port }, _) => Ok(ReservedPort { port, link: Arc::clone(self) }),
             (Answer::Refused { refusal: Refusal::PortTaken, .. }, _) => Err(Error::PortTaken(port)),
@@ -177,9 +189,7 @@ impl Link {
     pub(crate) fn watch(self: &Arc<Self>, lost: impl FnOnce(&str) + Send + 'static) -> Result<(), Error> {
         let link = Arc::clone(self);
         let body = move || {
-            // Nothing is asked for: an end is always reported.
-            let mut wanted = [PollFd::new(&link.socket, PollFlags::empty())];
-            while poll(&mut wanted, None).is_err() {}
+            link.serve_until_end();
             if link.state.compare_exchange(OPEN, LOST, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 let cause = format!("{}: {}", link.path.display(), link.cause());
                 tracing::error!(cause, "the context has lost its network");
@@ -189,6 +199,49 @@ impl Link {
         let builder = std::thread::Builder::new().name("uwarp-switch".to_owned());
         let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body));
         thread.map(drop).map_err(Error::system("no thread to watch the switch with"))
+    }
+
+    /// Gives ports back when their last connections have ended. Returns when the connection to the switch is over.
+    fn serve_until_end(&self) {
+        loop {
+            self.release_unused();
+            // Of the socket nothing is asked for: an end is always reported.
+            let mut wanted = [PollFd::new(&self.socket, PollFlags::empty()), PollFd::new(&*self.unused, PollFlags::IN)];
+            if poll(&mut wanted, None).is_err() {
+                continue;
+            }
+            if !wanted[0].revents().is_empty() {
+                return;
+            }
+            self.unused.drain();
+        }
+    }
+
+    /// Gives back the ports without holders that have no connections any more.
+    fn release_unused(&self) {
+        let mut unheld = lock(&self.asking);
+        if unheld.is_empty() {
+            return;
+        }
+        // Before looking, so that a connection which ends meanwhile fires.
+        self.unused.arm();
+        unheld.retain(|port| {
+            let is_used = self.ports.has_connections(*port);
+            if !is_used {
+                self.release(*port);
+            }
+            is_used
+        });
+        if unheld.is_empty() {
+            self.unused.disarm();
+        }
+    }
+
+    /// Gives a port back; the caller has locked `asking`.
+    fn release(&self, port: u16) {
+        if self.state.load(Ordering::Acquire) == OPEN {
+            let _ = ask(&self.path, &self.socket, &Request::Release { port });
+        }
     }
 
     /// Leaves the switch.
@@ -214,7 +267,8 @@ impl Drop for Link {
     }
 }
 
-/// A TCP port that is this context's, until it is dropped.
+/// A TCP port that is this context's until it is dropped and the last connection of the port has ended: the switch drops what
+/// comes from a port that is not the sender's.
 #[derive(Debug)]
 pub(crate) struct ReservedPort {
     port: u16,
@@ -230,9 +284,12 @@ impl ReservedPort {
 impl Drop for ReservedPort {
     fn drop(&mut self) {
         let link = &self.link;
-        let _one = lock(&link.asking);
-        if link.state.load(Ordering::Acquire) == OPEN {
-            let _ = ask(&link.path, &link.socket, &Request::Release { port: self.port });
+        let mut unheld = lock(&link.asking);
+        if link.ports.has_connections(self.port) {
+            unheld.push(self.port);
+            link.unused.fire();
+        } else {
+            link.release(self.port);
         }
     }
 }
