@@ -5,7 +5,6 @@ use crate::cm::channel::Report;
 use crate::cm::dispatch;
 use crate::cm::endpoint;
 use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, report};
-use crate::cm::port::Binding;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
@@ -126,7 +125,7 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
         let most = context.config().limits.backlog;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG).min(most);
         let address = (!local.ip().is_unspecified()).then_some(local.ip());
-        let mut listener = context.listen_on(binding.reservation(), ListenOptions { backlog, address })?;
+        let mut listener = context.listen_on(binding, ListenOptions { backlog, address })?;
         listener.attach(dispatch::channel()?, handle.key);
         state.stage = Stage::Listening { _listener: listener };
         Ok(0)
@@ -160,7 +159,7 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         .prefer_peer_to_peer(ReadyToReceiveKinds::ALL);
         start(pair, handle.key, peer, options.clone())?;
         state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
-        queue_pair::join(pair, state.binding.as_ref().map(Binding::port));
+        queue_pair::join(pair);
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
@@ -197,7 +196,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
             control.attach(dispatch::channel()?, handle.key);
             drop(request.start_accept(control, options)?);
         }
-        queue_pair::join(pair, state.port.clone());
+        queue_pair::join(pair);
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
@@ -390,8 +389,7 @@ pub(crate) fn request(
     let (ird, ord) = reads_of(&request);
     let private_data = request.private_data().to_vec();
     // SAFETY: the listener's structure; it lives while its event is delivered.
-    let made =
-        unsafe { endpoint::child(&*listener, handle.lock().binding.as_ref().map(Binding::port), request, register) };
+    let made = unsafe { endpoint::child(&*listener, request, register) };
     match made {
         Ok(id) => {
             let mut event = Report::plain(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);

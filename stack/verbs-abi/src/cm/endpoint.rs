@@ -3,31 +3,21 @@
 use crate::abi::*;
 use crate::cm::address::{self, End};
 use crate::cm::identifier::{self, Identifier, Stage, State, Template};
-use crate::cm::port::Port;
 use crate::errno::{EINVAL, Errno, minus_one, nothing};
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::{channel, completion, queue_pair, shared_receives};
 use libc::c_int;
-use std::sync::Arc;
 use uwarp::ConnectRequest;
 
 /// The identifier of a connection that a peer wants. It reports to the listener's channel.
 pub(crate) fn child(
     listener: &rdma_cm_id,
-    port: Option<Arc<Port>>,
     request: ConnectRequest,
     register: impl FnOnce(u64, *mut rdma_cm_id),
 ) -> Result<*mut rdma_cm_id, Errno> {
     let (local, peer) = (request.local(), request.peer());
-    let state = State {
-        local: Some(local),
-        peer: Some(peer),
-        // The port is the connection's as long as it lives, also if its listener goes.
-        port,
-        stage: Stage::Requested(request),
-        ..State::default()
-    };
+    let state = State { local: Some(local), peer: Some(peer), stage: Stage::Requested(request), ..State::default() };
     let id = identifier::create_with(listener.channel, listener.context, listener.ps, state, register)?;
     // SAFETY: just made.
     unsafe {

@@ -4,7 +4,6 @@ use crate::abi::*;
 use crate::cm::address::{self, End};
 use crate::cm::channel::{self, Channel, Report};
 use crate::cm::dispatch;
-use crate::cm::port::{self, Binding, Port};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::handle::{Handle, object};
 use crate::process;
@@ -13,8 +12,8 @@ use crate::verbs::queue_pair::{self, Pair};
 use crate::verbs::{context, domain};
 use libc::{c_int, c_void};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use uwarp::{ConnectOptions, ConnectRequest, Listener};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use uwarp::{ConnectOptions, ConnectRequest, Listener, PortReservation};
 
 /// An identifier: what a socket is for TCP.
 pub(crate) struct Identifier {
@@ -33,9 +32,8 @@ pub(crate) struct State {
     pub(crate) waits: bool,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) binding: Option<Binding>,
-    /// The port of an accepted connection.
-    pub(crate) port: Option<Arc<Port>>,
+    /// The port that it is bound to.
+    pub(crate) binding: Option<PortReservation>,
     pub(crate) stage: Stage,
     /// What `rdma_create_ep` is to make for each request of a listener.
     pub(crate) template: Option<Template>,
@@ -275,8 +273,8 @@ pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Er
     if state.local.is_some() || !matches!(state.stage, Stage::New) {
         return Err(EINVAL);
     }
-    let binding = port::bind(context, (wanted.port() != 0).then_some(wanted.port()))?;
-    let local = SocketAddr::new(wanted.ip(), binding.number());
+    let binding = context.reserve_port((wanted.port() != 0).then_some(wanted.port()))?;
+    let local = SocketAddr::new(wanted.ip(), binding.port());
     state.binding = Some(binding);
     state.local = Some(local);
     // SAFETY: our own structure.

@@ -7,5 +7,4 @@ mod dispatch;
 mod endpoint;
 mod identifier;
 mod lookup;
-pub(crate) mod port;
 mod work_queues;

@@ -1,7 +1,6 @@
 //! Queue pairs: making, changing, asking and destroying. Posting is in `post`, connecting in `cm`.
 
 use crate::abi::*;
-use crate::cm::port::Port;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
 use crate::handle::{Handle, object};
 use crate::process;
@@ -14,7 +13,7 @@ use crate::verbs::work_builder::{self, Builder};
 use libc::c_int;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::QueuePairOptions;
 
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for one that
@@ -31,8 +30,6 @@ pub(crate) struct Pair {
     signal_all: bool,
     /// The limits of Reads that the connection has.
     reads: AtomicU32,
-    /// The port of its connection, which nobody else may have before the queue pair goes.
-    port: Mutex<Option<Arc<Port>>>,
     /// rdma_cm identifiers that use it.
     pub(crate) identifiers: AtomicUsize,
 }
@@ -72,9 +69,8 @@ pub(crate) fn state(pair: &Handle<Pair>) -> ibv_qp_state {
     unsafe { (*pair.public()).qp_base.state }
 }
 
-/// An identifier of rdma_cm connects the queue pair, by this port.
-pub(crate) fn join(pair: &Handle<Pair>, port: Option<Arc<Port>>) {
-    *pair.port.lock().unwrap_or_else(PoisonError::into_inner) = port;
+/// An identifier of rdma_cm connects the queue pair.
+pub(crate) fn join(pair: &Handle<Pair>) {
     pair.identifiers.fetch_add(1, Ordering::AcqRel);
 }
 
@@ -195,7 +191,6 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 caps: wanted.cap,
                 signal_all: wanted.sq_sig_all != 0,
                 reads: AtomicU32::new(0),
-                port: Mutex::new(None),
                 identifiers: AtomicUsize::new(0),
             },
         );
