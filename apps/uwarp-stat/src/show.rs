@@ -141,6 +141,13 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
                 engine.index, engine.evicted
             );
         }
+        if engine.receive_waits > 0 {
+            let _ = writeln!(
+                text,
+                "engine {} let messages wait for a receive: {}, in vain: {}",
+                engine.index, engine.receive_waits, engine.receive_waits_expired
+            );
+        }
         counts(text, engine, "injected faults", &engine.faults);
     }
     for silent in &now.silent_engines {

@@ -60,8 +60,8 @@ pub enum Delivery<'a> {
         /// The read is complete when the octets are placed.
         completes: bool,
     },
-    /// Part of a Send for the oldest posted receive. If none is posted, fail with [`Fault::NoBuffer`]; if it is too
-    /// short, with [`Fault::MessageTooLong`].
+    /// Part of a Send for the oldest posted receive. If none is posted, fail with [`Fault::NoBuffer`], or call
+    /// [`Stream::defer`]; if it is too short, fail with [`Fault::MessageTooLong`].
     Send {
         /// The first segment of a message, which takes a receive.
         first: bool,
@@ -76,7 +76,7 @@ pub enum Delivery<'a> {
     /// [`Stream::accept_read`](crate::Stream::accept_read), or fail with one of the `Read…` faults.
     ReadRequest(InboundRead),
     /// Immediate Data, all eight octets. It takes the oldest posted receive and leaves its buffer untouched. If none is
-    /// posted, fail with [`Fault::NoBuffer`].
+    /// posted, fail with [`Fault::NoBuffer`], or call [`Stream::defer`].
     Immediate {
         /// The data.
         data: ImmediateData,
@@ -131,6 +131,19 @@ impl Stream {
         let delivery = self.receive_segment(ulpdu, first);
         self.faulted = delivery.is_err();
         delivery
+    }
+
+    /// Takes back a message that [`Stream::receive`] has just begun: a [`Delivery::Send`] that is `first`, or a
+    /// [`Delivery::Immediate`]. Pass the same ULPDU to `receive` again when a receive is posted. Returns the message's
+    /// sequence number.
+    pub fn defer(&mut self) -> u32 {
+        if self.open_send.open {
+            self.open_send = OpenSend::default();
+        } else {
+            // Its only segment, which has ended it.
+            self.receive_send_number = self.receive_send_number.previous();
+        }
+        self.receive_send_number.0
     }
 
     #[inline]

@@ -302,6 +302,27 @@ impl Connection {
         self.receiver.next().near(header.sequence) > self.receiver.next()
     }
 
+    /// For an owner that cannot take data for a while. With `true`, later payload is held even if it continues the
+    /// stream, and [`Connection::take_in_order`] returns nothing. With `false`, `take_in_order` returns what was held.
+    ///
+    /// Data held in order is acknowledged, so the owner cannot discard it. The window bounds it: see
+    /// [`Connection::set_receive_space`]. The end of the stream is still reported when it arrives
+    /// ([`crate::Events::PEER_FIN`]), before the data that is held.
+    pub fn hold_in_order(&mut self, hold: bool) {
+        self.receiver.reassembly.set_holding(hold);
+    }
+
+    /// Whether the owner has called [`Connection::hold_in_order`].
+    #[inline]
+    pub fn holds_in_order(&self) -> bool {
+        self.receiver.reassembly.is_holding()
+    }
+
+    /// Whether the peer's FIN and all data before it have arrived.
+    pub fn peer_has_finished(&self) -> bool {
+        self.receiver.finished()
+    }
+
     /// The next held payload that has become part of the stream. Call it until `None` after each
     /// [`Connection::on_segment`] that returned data in order, and before the next one.
     #[inline]
@@ -373,7 +394,7 @@ impl Connection {
         self.queue.records()
     }
 
-    /// Received buffers that are held out of order.
+    /// Received buffers that are held, nearly always out of order (see [`Connection::hold_in_order`]).
     #[inline]
     pub fn out_of_order_buffers(&self) -> usize {
         self.receiver.reassembly.len()

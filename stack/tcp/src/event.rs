@@ -22,8 +22,8 @@ pub enum Payload {
         /// Octets to consume.
         len: u32,
     },
-    /// It is ahead of a gap. Keep the buffer under its token until [`crate::Connection::take_in_order`] or
-    /// [`crate::Connection::drain_discarded`] returns the token.
+    /// It is ahead of a gap, or [`crate::Connection::hold_in_order`] was called. Keep the buffer under its token until
+    /// [`crate::Connection::take_in_order`] or [`crate::Connection::drain_discarded`] returns the token.
     Held,
     /// Not wanted; the buffer can be reused.
     Discarded,

@@ -48,21 +48,39 @@ struct Lists {
     discarded: Vec<BufferToken>,
     /// The duplicate to report first in the next acknowledgment (RFC 2883).
     duplicate: Option<Run>,
+    /// The owner takes nothing for now, so data in order is held, too.
+    holding: bool,
 }
 
 impl Reassembly {
-    /// Whether nothing is held.
+    /// Whether nothing is held, and data in order need not be.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.lists.as_ref().is_none_or(|lists| lists.held.is_empty())
+        self.lists.as_ref().is_none_or(|lists| lists.held.is_empty() && !lists.holding)
     }
 
-    /// Whether nothing is held and nothing has to be reported.
+    /// Whether data in order is held, too.
+    #[inline]
+    pub(crate) fn is_holding(&self) -> bool {
+        self.lists.as_ref().is_some_and(|lists| lists.holding)
+    }
+
+    /// Holds data in order, too, or no longer.
+    pub(crate) fn set_holding(&mut self, holding: bool) {
+        if holding || self.lists.is_some() {
+            self.lists.get_or_insert_default().holding = holding;
+        }
+    }
+
+    /// Whether nothing is held or to be held, and nothing has to be reported.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.lists
-            .as_ref()
-            .is_none_or(|lists| lists.held.is_empty() && lists.runs.is_empty() && lists.duplicate.is_none())
+        self.lists.as_ref().is_none_or(|lists| lists.held.is_empty() && !lists.holding && !lists.reports())
+    }
+
+    /// Whether the next acknowledgment has something to report.
+    pub(crate) fn reports(&self) -> bool {
+        self.lists.as_ref().is_some_and(|lists| lists.reports())
     }
 
     /// A duplicate arrived: the next acknowledgment reports it.
@@ -119,6 +137,7 @@ impl Reassembly {
         if let Some(lists) = &mut self.lists {
             lists.discarded.extend(lists.held.drain(..).map(|held| held.token));
             lists.runs.clear();
+            lists.holding = false;
         }
     }
 
@@ -154,7 +173,7 @@ impl Reassembly {
         self.lists.as_mut().map_or(next, |lists| lists.reach(next))
     }
 
-    /// Whether a payload before `next` waits to be taken.
+    /// Whether a payload before `next` waits to be taken, or would have to wait.
     #[inline]
     pub(crate) fn has_deliverable(&self, next: Position) -> bool {
         self.lists.as_ref().is_some_and(|lists| lists.has_deliverable(next))
@@ -295,14 +314,18 @@ impl Lists {
         reached
     }
 
+    fn reports(&self) -> bool {
+        !self.runs.is_empty() || self.duplicate.is_some()
+    }
+
     fn has_deliverable(&self, next: Position) -> bool {
-        self.held.front().is_some_and(|front| front.end <= next)
+        self.holding || self.held.front().is_some_and(|front| front.end <= next)
     }
 
     #[inline]
     fn take(&mut self, next: Position) -> Option<HeldPayload> {
         let front = self.held.front()?;
-        if front.end > next {
+        if front.end > next || self.holding {
             return None;
         }
         let taken = HeldPayload { token: front.token, skip: front.skip, len: front.end.octets_since(front.start) };

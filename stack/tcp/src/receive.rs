@@ -347,7 +347,7 @@ impl Receiver {
         }
         if sack {
             // A segment with data has no room for blocks: a pure acknowledgment carries them.
-            self.ack_now = !reported && !self.reassembly.is_plain();
+            self.ack_now = !reported && self.reassembly.reports();
             self.duplicates_owed = 0;
         } else {
             self.duplicates_owed = self.duplicates_owed.saturating_sub(1);

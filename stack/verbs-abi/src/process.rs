@@ -95,6 +95,11 @@ fn log() {
     }
 }
 
+/// How long a message without a receive waits, unless the configuration says. Programs of InfiniBand mostly ask for
+/// endless repetition, but one that never posts the receive should fail and not hang. Half of what a uwarp peer allows
+/// a connection that takes nothing while buffers are short.
+const RECEIVE_WAIT: Duration = Duration::from_secs(5);
+
 /// The configuration, from the environment.
 fn configure() -> Result<Config, String> {
     let mut config = Config::from_environment().map_err(|error| error.to_string())?;
@@ -114,6 +119,7 @@ fn configure() -> Result<Config, String> {
         parse_faults(&text, faults).map_err(|reason| format!("UWARP_FAULTS is \"{text}\": {reason}"))?;
     }
     config.linger = config.linger.max(Duration::from_secs(1));
+    config.limits.receive_wait.get_or_insert(RECEIVE_WAIT);
     Ok(config)
 }
 

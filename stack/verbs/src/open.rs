@@ -162,6 +162,7 @@ pub(crate) fn engine_config(
         iwarp: IwarpConfig {
             crc: config.mpa.crc,
             startup_timeout: config.mpa.startup_timeout,
+            receive_wait: limits.receive_wait.unwrap_or_default(),
             commit_timeout: config.commit.timeout,
             commit_share: config.commit.share,
             strict_commit: config.commit.strict,

@@ -111,6 +111,43 @@ fn messages_of_several_connections_take_from_one_queue() {
 }
 
 #[test]
+fn messages_wait_for_receives_of_an_empty_shared_queue() {
+    in_both_modes(|mode| {
+        let mut server = config(2, mode);
+        server.limits.receive_wait = Some(LONG);
+        let (a, b) = Context::pair_in_process(config(1, mode), server).unwrap();
+        let mut hall = hall(a, b, 3, SharedReceiveOptions { depth: 64, share: Some(2) });
+        for client in &mut hall.clients {
+            for message in [b"a", b"b", b"c"] {
+                client.qp.post_send(&[SendRequest::send_inline(1, message)]).unwrap();
+            }
+        }
+        let waits = |hall: &Hall| hall.b.stats().engines[0].receive_waits;
+        until(&[&hall.a, &hall.b], "all three wait", || waits(&hall) == 3);
+        assert_eq!((hall.cq.poll_one(), hall.b.events().try_next()), (None, None));
+        // Each takes its share, and what remains is for nobody.
+        hall.post(0..20);
+        let mut received: Vec<_> = (0..6).map(|_| hall.received()).collect();
+        assert!(received.iter().all(|one| one.status == Status::Success));
+        for server in &hall.servers {
+            assert_eq!(received.iter().filter(|one| one.queue_pair == server.number()).count(), 2);
+            let event = hall.event(|event| matches!(event, AsyncEvent::SharedReceivesExceeded { .. }));
+            assert!(matches!(event, AsyncEvent::SharedReceivesExceeded { queue, .. } if queue == hall.srq.id()));
+        }
+        until(&[&hall.a, &hall.b], "the third messages wait", || waits(&hall) == 6);
+        assert_eq!((hall.srq.len(), hall.cq.poll_one()), (14, None));
+        // Receives that are given back end the wait.
+        for one in received.drain(..) {
+            hall.srq.give_back(one.queue_pair, 1);
+        }
+        for _ in 0..3 {
+            assert_eq!(hall.received().length, 1);
+        }
+        assert_eq!(hall.b.events().try_next(), None);
+    });
+}
+
+#[test]
 fn a_queue_that_runs_low_says_so_once() {
     in_both_modes(|mode| {
         let (a, b) = pair(mode);

@@ -90,6 +90,12 @@ impl MessageSequenceNumber {
     pub const fn next(self) -> MessageSequenceNumber {
         MessageSequenceNumber(self.0.wrapping_add(1))
     }
+
+    /// The number of the message before this one.
+    #[inline]
+    pub const fn previous(self) -> MessageSequenceNumber {
+        MessageSequenceNumber(self.0.wrapping_sub(1))
+    }
 }
 
 impl Default for MessageSequenceNumber {

@@ -101,6 +101,8 @@ pub struct Scene {
     pub half_open: u32,
     /// Engines execute commits themselves.
     pub commit_in_engine: bool,
+    /// [`uwarp_engine::config::IwarpConfig::receive_wait`].
+    pub receive_wait: Duration,
 }
 
 impl Default for Scene {
@@ -113,6 +115,7 @@ impl Default for Scene {
             gather_octets: 1 << 20,
             half_open: 1024,
             commit_in_engine: false,
+            receive_wait: Duration::ZERO,
         }
     }
 }
@@ -247,6 +250,7 @@ impl Arena {
         world.add(host, |config: &mut EngineConfig| {
             config.budgets.gather_octets = scene.gather_octets;
             config.limits.half_open = scene.half_open;
+            config.iwarp.receive_wait = scene.receive_wait;
             config.limits.neighbours = 64;
             config.limits.reassembly_octets = FRAGMENTS;
             config.duplicate_address_detection = 0;

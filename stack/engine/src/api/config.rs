@@ -73,6 +73,10 @@ pub struct IwarpConfig {
     pub startup_timeout: Duration,
     /// How long input is read after a Terminate before the connection is reset.
     pub terminate_drain: Duration,
+    /// How long a message of the peer that finds no posted receive may wait for one. Its stream stands still meanwhile:
+    /// what the peer sends behind it is held, and the TCP window closes. Then the stream ends as it does at once with
+    /// zero: RFC 5041 §7.2 makes a missing buffer an error, and iWARP has no message that asks the peer to try again.
+    pub receive_wait: Duration,
     /// Most octets of a sent ULPDU. Usually the segment size is the smaller limit.
     pub max_ulpdu: u16,
     /// Longest wait for the store of a durable region before a commit fails with a status of its own. It starts again
@@ -94,6 +98,7 @@ impl Default for IwarpConfig {
             crc: true,
             startup_timeout: Duration::from_secs(10),
             terminate_drain: Duration::from_secs(2),
+            receive_wait: Duration::ZERO,
             max_ulpdu: 64_768,
             commit_timeout: Duration::from_secs(30),
             commit_share: 1 << 20,
@@ -157,7 +162,7 @@ const LEAST_FRAMES: u32 = 8;
 #[derive(Debug, Clone)]
 pub struct Budgets {
     /// Most buffers of received frames that all connections together hold out of order. `None`: half of the receive
-    /// pool.
+    /// pool. Frames behind a message that waits for a receive ([`IwarpConfig::receive_wait`]) may use half of it.
     pub out_of_order: Option<u32>,
     /// Transmit buffers that records must leave free, for ACK, RST, Terminate and retransmission. `None`: an eighth of
     /// the transmit pool, 8 to 256.

@@ -15,6 +15,8 @@ pub(crate) struct Counters {
     pub(crate) fpdus_received: u64,
     pub(crate) fpdus_gathered: u64,
     pub(crate) fpdus_sent: u64,
+    pub(crate) receive_waits: u64,
+    pub(crate) receive_waits_expired: u64,
     pub(crate) crc_errors: u64,
     pub(crate) retransmissions: u64,
     pub(crate) retransmission_copies: u64,

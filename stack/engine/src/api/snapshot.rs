@@ -88,6 +88,7 @@ impl<P: Port> Core<P> {
                 phase: connection.phase.name().to_owned(),
                 transmit_buffers: connection.tcp.records() as u64,
                 gather_octets: connection.gather.capacity() as u64,
+                awaits_receive: connection.awaits_receive(),
                 tcp: tcp_info(connection),
             }
         });
@@ -127,6 +128,8 @@ impl<P: Port> Core<P> {
             // Counted anew, independently of the count for the budget.
             gather_octets: self.connections.table.iter().map(|(_, one)| one.gather.capacity() as u64).sum(),
             fpdus_sent: counters.fpdus_sent,
+            receive_waits: counters.receive_waits,
+            receive_waits_expired: counters.receive_waits_expired,
             crc_errors: counters.crc_errors,
             retransmissions: counters.retransmissions,
             retransmission_copies: counters.retransmission_copies,

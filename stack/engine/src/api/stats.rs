@@ -180,7 +180,7 @@ pub struct TcpInfo {
     pub tail_loss_probes: u64,
     /// Loss recoveries that began without a time-out.
     pub fast_recoveries: u64,
-    /// Buffers held out of order.
+    /// Buffers held out of order, or behind a message that waits for a receive.
     pub out_of_order_buffers: u64,
     /// Duplicate segments that the peer reported.
     pub duplicates_reported: u64,
@@ -202,6 +202,9 @@ pub struct ConnectionStats {
     pub transmit_buffers: u64,
     /// Octets of memory for an incomplete FPDU.
     pub gather_octets: u64,
+    /// A message of the peer waits for a receive.
+    #[serde(default)]
+    pub awaits_receive: bool,
     /// Its TCP.
     pub tcp: TcpInfo,
 }
@@ -266,6 +269,10 @@ pub struct EngineStats {
     pub gather_octets: u64,
     /// FPDUs built.
     pub fpdus_sent: u64,
+    /// Messages that found no posted receive and waited for one.
+    pub receive_waits: u64,
+    /// Those that waited in vain: their streams ended.
+    pub receive_waits_expired: u64,
     /// FPDUs with a wrong CRC.
     pub crc_errors: u64,
     /// Segments retransmitted.

@@ -33,10 +33,11 @@ impl<B: Buffer> HeldFrames<B> {
     }
 
     /// Whether a frame of `buffers` buffers may be held for a connection that already holds `own`: no connection holds
-    /// more than [`SHARE`] times what it leaves to others.
+    /// more than [`SHARE`] times what it leaves to others. Those whose applications post no receive (`waits`) leave
+    /// half of the budget to connections that repair losses.
     #[inline]
-    pub(crate) fn fits(&self, buffers: usize, own: usize) -> bool {
-        self.buffers + buffers + own / SHARE <= self.budget
+    pub(crate) fn fits(&self, buffers: usize, own: usize, waits: bool) -> bool {
+        self.buffers + buffers + own / SHARE <= self.budget >> u32::from(waits)
     }
 
     #[inline]

@@ -179,13 +179,14 @@ impl<P: Port> Core<P> {
             connection.ends_by(DisconnectReason::TimedOut);
             self.mark_lost(connection);
         }
-        if events.contains(Events::PEER_FIN) {
+        if events.contains(Events::PEER_FIN) && !connection.awaits_receive() {
             self.on_peer_fin(index, connection);
         }
         if events.contains(Events::TIME_WAIT) {
             connection.finished = true;
             self.stream_over(connection);
             connection.phase.forget_deadline();
+            self.discard_waiting(connection);
         }
         if events.contains(Events::CLOSED) {
             connection.gone = true;
@@ -199,8 +200,8 @@ impl<P: Port> Core<P> {
         connection.gone = true;
     }
 
-    /// Handles the peer's FIN.
-    fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
+    /// Handles the peer's FIN, behind all data.
+    pub(crate) fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
         match &mut connection.phase {
             Phase::Initiating(_) => {
                 if self.try_again(&mut connection.phase) {
@@ -289,7 +290,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Handles a timer of a connection, which may not be due yet.
-    pub(crate) fn on_timer(&mut self, _turn: &Turn<'_>, index: u32) {
+    pub(crate) fn on_timer(&mut self, turn: &Turn<'_>, index: u32) {
         let Some(mut connection) = self.connections.table.take(index) else { return };
         if is_due(connection.tcp.deadline(), self.now) {
             let events = connection.tcp.on_deadline(self.now);
@@ -309,6 +310,9 @@ impl<P: Port> Core<P> {
         if !connection.gone && is_due(connection.phase.deadline(), self.now) {
             self.on_phase_deadline(&mut connection);
             Self::schedule(&mut self.connections.ready, index, &mut connection);
+        }
+        if connection.awaits_receive() && !connection.gone {
+            self.look_for_receive(turn, index, &mut connection);
         }
         self.put_back(index, connection);
     }

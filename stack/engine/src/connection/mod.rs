@@ -83,6 +83,12 @@ impl Connection {
         matches!(&self.phase, Phase::Running(running) if running.stream.delivers())
     }
 
+    /// Whether a message of the peer waits for a receive, and with it everything behind it.
+    #[inline]
+    pub(crate) fn awaits_receive(&self) -> bool {
+        self.tcp.holds_in_order()
+    }
+
     /// Addresses of the fields here that a usual segment touches, without TCP's.
     #[inline]
     pub(crate) fn places(&self) -> Range<usize> {

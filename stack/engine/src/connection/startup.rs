@@ -479,6 +479,7 @@ impl Running {
             balance: 0,
             limit: Limit::None,
             ending: Ending::No,
+            receive_wait: None,
             peer_closed: false,
             terminate: None,
         }

@@ -194,9 +194,10 @@ impl<P: Port> Core<P> {
         let token = self.connections.held.next_token();
         let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
         let bare;
+        let waits = connection.awaits_receive();
         // A frame that was joined by LRO or GRO holds several buffers.
-        if !self.connections.held.fits(buffer.segment_count(), connection.tcp.out_of_order_buffers())
-            && connection.tcp.is_ahead(header)
+        if !self.connections.held.fits(buffer.segment_count(), connection.tcp.out_of_order_buffers(), waits)
+            && (waits && payload_len > 0 || connection.tcp.is_ahead(header))
         {
             // No more may be held: data behind a gap counts as lost, but its acknowledgment is processed.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
@@ -267,7 +268,7 @@ impl<P: Port> Core<P> {
     /// Delivers octets `skip .. skip + len` of a frame's payload to the layers above.
     #[inline]
     #[allow(clippy::too_many_arguments)]
-    fn deliver(
+    pub(crate) fn deliver(
         &mut self,
         turn: &Turn<'_>,
         index: u32,

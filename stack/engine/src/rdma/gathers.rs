@@ -1,4 +1,4 @@
-//! Memory for incomplete FPDUs: a budget for all streams of the engine.
+//! Memory for incomplete FPDUs, and for those that wait for a receive: a budget for all streams of the engine.
 //!
 //! If the budget is used up, the streams that have waited longest for the rest of an FPDU end. An honest peer's FPDU is
 //! complete a flight later, so it is right to take memory from those that hold it longest.
@@ -70,7 +70,8 @@ impl Gathers {
         }
     }
 
-    /// Takes a connection's incomplete FPDU, which then no longer counts; an empty buffer if there is none.
+    /// Takes a connection's incomplete FPDU, or what waits for a receive, which then no longer counts; an empty buffer
+    /// if there is none.
     #[cold]
     pub(crate) fn resume(&mut self, connection: &mut Connection) -> Vec<u8> {
         let gather = std::mem::take(&mut connection.gather);

@@ -22,6 +22,7 @@ pub(crate) mod packing;
 pub(crate) mod queue_pair;
 pub(crate) mod receive;
 pub(crate) mod receive_queue;
+pub(crate) mod receive_wait;
 pub(crate) mod running;
 pub(crate) mod send;
 pub(crate) mod send_queue;

@@ -10,9 +10,7 @@ use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
 use uwarp_iwarp::{Delivery, Fault, SendEnd, Stream};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
-use uwarp_wire::rdmap::ImmediateData;
 
-use crate::api::command::AsyncEvent;
 use crate::api::work::{Completion, CompletionFlags, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
@@ -20,7 +18,7 @@ use crate::core::Core;
 use crate::link::port::Port;
 use crate::rdma::commits::Hold;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::receive_queue::{ScatterError, SharedReceiveEvent};
+use crate::rdma::receive_queue::ScatterError;
 
 /// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +61,10 @@ impl<P: Port> Core<P> {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
                     self.counters.fpdus_received += 1;
                     self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &rest[ulpdu]);
+                    if connection.gone | connection.awaits_receive() {
+                        self.on_interruption(connection, queue_pair.as_deref_mut(), rest);
+                        break;
+                    }
                     rest = &rest[fpdu_len..];
                 }
                 Framed::Incomplete { needed } => {
@@ -74,16 +76,13 @@ impl<P: Port> Core<P> {
                     rest = &[];
                 }
             }
-            if connection.gone {
-                break;
-            }
         }
         self.give_queue_pair(queue_pair);
     }
 
     /// As [`Core::on_stream`], with markers in the octets. All of them go through the connection's gather buffer.
     #[cold]
-    fn on_marked_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
+    pub(crate) fn on_marked_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
         let mut queue_pair = self.take_queue_pair(connection);
         let mut gather = self.rdma.gathers.resume(connection);
         if gather.capacity() == 0 {
@@ -110,6 +109,14 @@ impl<P: Port> Core<P> {
                     running.receive_position += len as u64;
                     self.counters.fpdus_received += 1;
                     self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &ulpdu);
+                    if connection.awaits_receive() {
+                        self.counters.fpdus_received -= 1;
+                        at -= len;
+                        if let Phase::Running(running) = &mut connection.phase {
+                            running.receive_position -= len as u64;
+                        }
+                        break;
+                    }
                 }
                 Marked::Incomplete { .. } => break,
                 Marked::BadCrc => {
@@ -123,7 +130,7 @@ impl<P: Port> Core<P> {
             }
         }
         gather.drain(..at);
-        if at > 0 {
+        if at > 0 || connection.awaits_receive() {
             connection.gather_number = 0;
         }
         if gather.is_empty() || connection.gone {
@@ -153,7 +160,7 @@ impl<P: Port> Core<P> {
 
     /// The first piece of an FPDU.
     #[cold]
-    fn start_gather(
+    pub(crate) fn start_gather(
         &mut self,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
@@ -186,6 +193,14 @@ impl<P: Port> Core<P> {
                     self.counters.fpdus_gathered += 1;
                     connection.gather_number = 0;
                     self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &gather[ulpdu]);
+                    if connection.awaits_receive() {
+                        self.counters.fpdus_received -= 1;
+                        self.counters.fpdus_gathered -= 1;
+                        self.counters.octets_gathered += rest.len() as u64;
+                        gather.extend_from_slice(rest);
+                        self.put_aside(connection, queue_pair, gather);
+                        return &[];
+                    }
                     break;
                 }
                 Framed::BadCrc { .. } => {
@@ -217,14 +232,14 @@ impl<P: Port> Core<P> {
     }
 
     #[cold]
-    fn on_bad_crc(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) {
+    pub(crate) fn on_bad_crc(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) {
         // Behind a fault nobody knows any more where FPDUs begin.
         self.counters.crc_errors += u64::from(connection.delivers());
         self.fail_stream(connection, queue_pair, Fault::Crc.into(), None);
     }
 
     #[inline]
-    fn on_ulpdu(
+    pub(crate) fn on_ulpdu(
         &mut self,
         turn: &Turn<'_>,
         connection: &mut Connection,
@@ -262,8 +277,11 @@ impl<P: Port> Core<P> {
                 })
             }
             Ok(Delivery::Send { first, message_offset, payload, completes }) => {
-                let begun = if first { self.begin_receive(queue_pair) } else { Ok(()) };
-                begun.and_then(|()| self.on_send(turn, queue_pair, &running.stream, message_offset, payload, completes))
+                if first && !self.begin_receive(queue_pair) {
+                    self.await_receive(running, &mut connection.tcp, queue_pair)
+                } else {
+                    self.on_send(turn, queue_pair, &running.stream, message_offset, payload, completes)
+                }
             }
             Ok(Delivery::ReadRequest(read)) => {
                 let request = &read.request;
@@ -286,7 +304,12 @@ impl<P: Port> Core<P> {
                 }
             }
             Ok(Delivery::Immediate { data, solicited }) => {
-                self.on_immediate(turn, queue_pair, &running.stream, data, solicited)
+                if self.begin_receive(queue_pair) {
+                    self.on_immediate(turn, queue_pair, &running.stream, data, solicited);
+                    Ok(())
+                } else {
+                    self.await_receive(running, &mut connection.tcp, queue_pair)
+                }
             }
             Ok(Delivery::AtomicRequest(atomic)) => {
                 let request = &atomic.request;
@@ -369,43 +392,6 @@ impl<P: Port> Core<P> {
                 completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
                 completion.invalidated = stag.0;
             }
-            self.tell_receive(queue_pair, stream, completion, hold);
-        }
-        Ok(())
-    }
-
-    /// Takes a receive for a new message.
-    #[inline]
-    fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> Result<(), Failure> {
-        let begun = queue_pair.receive.begin(queue_pair.number);
-        if let Some((queue, news)) = queue_pair.receive.take_event() {
-            self.control.events.send(match news {
-                SharedReceiveEvent::Low => AsyncEvent::SharedReceivesLow { queue },
-                SharedReceiveEvent::Share => {
-                    AsyncEvent::SharedReceivesExceeded { queue, queue_pair: queue_pair.number }
-                }
-            });
-        }
-        if begun { Ok(()) } else { Err(Fault::NoBuffer.into()) }
-    }
-
-    /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 §6.3).
-    fn on_immediate(
-        &mut self,
-        turn: &Turn<'_>,
-        queue_pair: &mut QueuePair,
-        stream: &Stream,
-        data: ImmediateData,
-        solicited: bool,
-    ) -> Result<(), Failure> {
-        self.begin_receive(queue_pair)?;
-        let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, queue_pair) };
-        if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) {
-            completion.flags = CompletionFlags::IMMEDIATE;
-            if solicited {
-                completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
-            }
-            completion.immediate = data.0;
             self.tell_receive(queue_pair, stream, completion, hold);
         }
         Ok(())

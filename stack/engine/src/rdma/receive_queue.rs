@@ -94,6 +94,14 @@ impl ReceiveQueue {
         }
     }
 
+    /// Whether a new message of the queue pair with this number would find an element.
+    pub(crate) fn has_element(&mut self, number: u32) -> bool {
+        match &self.shared {
+            Some(shared) => shared.has_one_for(number),
+            None => self.ring.known() > 0 || self.ring.available() > 0,
+        }
+    }
+
     /// The event for the owner of the shared queue, returned once.
     #[inline]
     pub(crate) fn take_event(&mut self) -> Option<(SharedReceiveQueueId, SharedReceiveEvent)> {

@@ -7,6 +7,8 @@ use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_INTERVAL;
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, IMMEDIATE_LEN, ImmediateData};
 
+use crate::rdma::receive_wait::ReceiveWait;
+
 /// A stream in full operation.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -28,6 +30,8 @@ pub(crate) struct Running {
     pub(crate) limit: Limit,
     /// Progress of the orderly end.
     pub(crate) ending: Ending,
+    /// The message that waits for a receive, while there is one.
+    pub(crate) receive_wait: Option<ReceiveWait>,
     /// The peer has closed its side: no response to a read can arrive.
     pub(crate) peer_closed: bool,
     /// The Terminate, which is sent as soon as possible and is the last message.

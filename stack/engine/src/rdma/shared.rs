@@ -114,6 +114,11 @@ impl SharedReceives {
         Ok(Taken { slots, is_low: self.shares.took(queue_pair, || self.queue.len()) })
     }
 
+    /// Whether [`take`](Self::take) would succeed, unless another queue pair is faster.
+    pub(crate) fn has_one_for(&self, queue_pair: u32) -> bool {
+        !self.queue.is_empty() && self.shares.allows(queue_pair)
+    }
+
     /// A queue pair with this number begins, or is gone.
     pub(crate) fn forget(&self, queue_pair: u32) {
         self.shares.forget(queue_pair);

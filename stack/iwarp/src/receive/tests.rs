@@ -171,6 +171,33 @@ fn more_atomics_than_agreed_find_no_buffer() {
 }
 
 #[test]
+fn a_deferred_message_begins_again() {
+    let features = crate::opcode::Features { immediate: true, ..Default::default() };
+    let parameters = crate::stream::tests::parameters(crate::startup::Role::Initiator, 1, 0);
+    let mut stream = Stream::new(&parameters, features);
+    let segments = [
+        untagged(Opcode::Send, 0, b"whole", |h| h.message_sequence_number.0 = 1),
+        untagged(Opcode::SendSolicited, 0, b"first", |h| (h.message_sequence_number.0, h.last) = (2, false)),
+        untagged(Opcode::SendSolicited, 0, b"last", |h| (h.message_sequence_number.0, h.message_offset) = (2, 5)),
+        untagged(Opcode::Immediate, 0, &[7; 8], |h| h.message_sequence_number.0 = 3),
+    ];
+    for (segment, number) in segments.iter().zip([Some(1), Some(2), None, Some(3)]) {
+        let mut untouched = stream.clone();
+        let first = stream.receive(segment).map(|delivery| format!("{delivery:?}"));
+        if let Some(number) = number {
+            // As often as it takes.
+            for _ in 0..3 {
+                assert_eq!(stream.defer(), number);
+                let again = stream.receive(segment).map(|delivery| format!("{delivery:?}"));
+                assert_eq!(again, first);
+            }
+        }
+        untouched.receive(segment).unwrap();
+        assert_eq!(format!("{stream:?}"), format!("{untouched:?}"));
+    }
+}
+
+#[test]
 fn the_invalidate_word_of_a_send_without_invalidation_is_not_looked_at() {
     let mut stream = responder();
     let part = |offset: u32, last, word| {

@@ -117,3 +117,27 @@ fn shrinking_loses_no_buffer_and_no_report() {
     reassembly.shrink();
     assert_eq!(reassembly.heap(), 0);
 }
+
+#[test]
+fn data_in_order_is_held_for_an_owner_that_takes_nothing() {
+    let mut reassembly = Reassembly::default();
+    assert!(reassembly.is_plain() && reassembly.is_empty() && !reassembly.has_deliverable(at(100)));
+    reassembly.set_holding(true);
+    // The next octets are to be offered.
+    assert!(!reassembly.is_plain() && !reassembly.is_empty() && reassembly.has_deliverable(at(100)));
+    assert!(!reassembly.reports());
+    offer(&mut reassembly, 100, 200);
+    assert_eq!(reassembly.reach(at(100)), at(200));
+    assert_eq!(reassembly.offer(at(300), at(400), 0, BufferToken(300), 100), Offered::Held);
+    reassembly.check(at(200));
+    assert_eq!(reassembly.take(at(200)), None);
+    reassembly.set_holding(false);
+    assert_eq!(reassembly.take(at(200)).map(|held| (held.token.0, held.len)), Some((100, 100)));
+    assert_eq!(reassembly.take(at(200)), None);
+    assert!(!reassembly.is_empty() && reassembly.reports());
+    // The end gives everything back.
+    reassembly.set_holding(true);
+    reassembly.clear();
+    assert_eq!(discarded(&mut reassembly), [300]);
+    assert!(reassembly.is_plain());
+}

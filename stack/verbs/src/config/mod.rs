@@ -468,6 +468,10 @@ impl Config {
                 return Err(ConfigError(format!("limits.{name} is {value}: choose {least} to {most}")));
             }
         }
+        if let Some(wait) = limits.receive_wait.filter(|wait| *wait > Duration::from_secs(60)) {
+            let wait = units::format_duration(wait);
+            return Err(ConfigError(format!("limits.receive-wait is {wait}: choose 0 to 60s")));
+        }
         let buffers = &self.buffers;
         for (name, value) in [("receive", buffers.receive), ("transmit", buffers.transmit)] {
             if !(64..=1 << 20).contains(&value) {

@@ -284,6 +284,14 @@ pub struct Limits {
     /// stream's application has left. A slower connection ends.
     #[serde(with = "units::size")]
     pub least_rate: u64,
+    /// How long a message that finds no posted receive waits for one, at most a minute. Its connection stands still
+    /// meanwhile, with a closed TCP window. Then the connection ends, as it does at once with zero.
+    ///
+    /// Left out, it is zero: a program written for uwarp has its own flow control, and a missing receive is a fault
+    /// that should show at once (RFC 5041 §7.2). Programs on uwarp's libibverbs get five seconds instead, since
+    /// InfiniBand lets a sender try again and many of them rely on that.
+    #[serde(with = "units::given_duration", skip_serializing_if = "Option::is_none")]
+    pub receive_wait: Option<Duration>,
 }
 
 impl Default for Limits {
@@ -301,6 +309,7 @@ impl Default for Limits {
             reassembly_octets: 1 << 20,
             gather_octets: 64 << 20,
             least_rate: 256,
+            receive_wait: None,
         }
     }
 }

@@ -124,6 +124,23 @@ pub(super) mod optional_duration {
     }
 }
 
+/// Serde helper for a [`Duration`] that may be left out.
+pub(super) mod given_duration {
+    use super::Duration;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => super::duration::serialize(value, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        super::duration::deserialize(deserializer).map(Some)
+    }
+}
+
 /// Serde helper for a number of octets.
 pub(super) mod size {
     use super::{TextOrNumber, parse_size};

@@ -33,6 +33,7 @@ fn scene_of(attacks: &[(String, Box<dyn Attack>)]) -> Scene {
         gather_octets: all.gather_octets.min(one.gather_octets),
         half_open: all.half_open.min(one.half_open),
         commit_in_engine: all.commit_in_engine || one.commit_in_engine,
+        receive_wait: all.receive_wait.max(one.receive_wait),
     })
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 use uwarp_engine::stats::EngineStats;
 use uwarp_sim_tests::hostile::den::{Den, Growth, Opening, Pace, Reader, Stage};
 use uwarp_sim_tests::hostile::{Attack, PLAIN_PORT, PORT, Scene, Target};
-use uwarp_sim_tests::raw::{fpdu, write};
+use uwarp_sim_tests::raw::{fpdu, untagged, write};
 use uwarp_tcp::Instant;
+use uwarp_wire::rdmap::Opcode;
 use uwarp_wire::tcp::{SackBlocks, SeqNumber};
 
 use crate::Maker;
@@ -19,6 +20,7 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("out-of-order-squeeze", || Box::new(Squeeze::default())),
     ("gather-budget", || Box::new(GatherBudget::default())),
     ("abandoned-stream", || Box::new(AbandonedStream::default())),
+    ("unposted-receives", || Box::new(UnpostedReceives::default())),
 ];
 
 /// Octets in flight that take nearly all that one connection can have of the transmit pool: 4096 buffers, but for 256 that no
@@ -219,5 +221,66 @@ impl Attack for AbandonedStream {
 
     fn works(&self, _stats: &EngineStats, _den: &Den) -> bool {
         self.acknowledged.is_some()
+    }
+}
+
+/// Receives that the target's application posts for each connection.
+const RECEIVES: u32 = 8;
+
+/// Peers that send more messages than there are receives. One message of each waits, and the others pin a receive buffer
+/// each behind it.
+#[derive(Debug)]
+struct UnpostedReceives {
+    /// Numbers, and the messages sent.
+    streams: Vec<(usize, u32)>,
+    turn: usize,
+    pace: Pace,
+}
+
+impl Default for UnpostedReceives {
+    fn default() -> Self {
+        UnpostedReceives { streams: Vec::new(), turn: 0, pace: Pace::every(Duration::from_micros(5)) }
+    }
+}
+
+impl Attack for UnpostedReceives {
+    fn scene(&self) -> Scene {
+        // The bystander's FPDUs come in pieces, so it needs gather buffers, too.
+        Scene { recut: true, receive_wait: Duration::from_secs(5), ..Scene::default() }
+    }
+
+    fn warm_up(&self) -> Duration {
+        Duration::from_millis(50)
+    }
+
+    fn turn(&mut self, now: Instant, den: &mut Den, _target: &Target) -> Option<Instant> {
+        while self.streams.len() < 16 {
+            let from = self.streams.len() as u8;
+            self.streams.push((den.open(now, Opening { from, ..Opening::rdma(PORT) }), 0));
+        }
+        for _ in 0..self.pace.due(now) {
+            self.turn += 1;
+            let next = self.turn % self.streams.len();
+            let (number, sent) = &mut self.streams[next];
+            if den.puppet(*number).messages > 0 || den.puppet(*number).stage == Stage::Gone {
+                den.reset(now, *number);
+                (*number, *sent) = (den.open(now, Opening { from: next as u8, ..Opening::rdma(PORT) }), 0);
+            } else if den.puppet(*number).is_running() && *sent < 600 {
+                *sent += 1;
+                den.send(now, *number, &fpdu(&untagged(Opcode::Send, 0, *sent, 0, b"x")));
+            }
+        }
+        self.pace.next()
+    }
+
+    fn judge(&self, stats: &EngineStats, _den: &Den) -> Option<String> {
+        let held: u64 = stats.connections.iter().map(|one| one.tcp.out_of_order_buffers).sum();
+        // Half of the pool of 4096 is for held frames, and half of that for those that wait.
+        (held > 1024).then(|| format!("{held} frames wait"))
+    }
+
+    fn works(&self, stats: &EngineStats, _den: &Den) -> bool {
+        let held: u64 = stats.connections.iter().map(|one| one.tcp.out_of_order_buffers).sum();
+        stats.receive_waits >= 16 && self.streams.iter().all(|(_, sent)| *sent > RECEIVES) && held > 900
     }
 }
