@@ -157,6 +157,14 @@ impl Connection {
         Transmit { header, payload: None, retransmission: false, ecn: 0 }
     }
 
+    /// The acknowledgment of what was received since the last one. It is for a side that is about to abort: its peer takes for
+    /// lost what is not acknowledged when the reset arrives.
+    pub fn poll_owed_acknowledgment(&mut self, now: Instant) -> Option<Transmit> {
+        let is_open =
+            matches!(self.phase, Phase::Established | Phase::FinWait1 | Phase::FinWait2 { .. } | Phase::CloseWait);
+        (is_open && self.receiver.is_ack_pending()).then(|| self.bare(now, self.queue.next()))
+    }
+
     /// RFC 8257 §3.2: an acknowledgment of the data before a change of the marks.
     fn acknowledge_older(&mut self, now: Instant) -> Option<Transmit> {
         let (number, echo) = self.ecn.take_owed()?;

@@ -52,6 +52,25 @@ fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_a_reset() {
     });
 }
 
+/// Programs leave as soon as they have the last message. Its sender must not take it for lost.
+#[test]
+fn what_a_queue_pair_received_is_acknowledged_before_it_is_destroyed() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut client = Side::with(&a, |options| QueuePairOptions { complete_when_acknowledged: true, ..options });
+        let mut server = Side::new(&b);
+        connect(&mut client, &mut server);
+        server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
+        client.qp.post_send(&[SendRequest::send_inline(2, &[7; 8]).signalled()]).unwrap();
+        // An inline context sends when it is polled.
+        until(&[&a, &b], "the message", || server.cq.poll_one().is_some_and(|completion| completion.id == 1));
+        server.qp.destroy();
+        assert!(client.expect(2).status.is_success());
+        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert_eq!(client.qp.disconnect_reason(), Some(DisconnectReason::Reset));
+    });
+}
+
 #[test]
 fn a_queue_pair_can_be_destroyed_in_every_state() {
     in_both_modes(|mode| {

@@ -4,6 +4,7 @@ use uwarp_iwarp::qp::Event;
 use uwarp_memory::Turn;
 use uwarp_tcp::{Events, Instant, State, TimeWait};
 use uwarp_wire::address::FlowKey;
+use uwarp_wire::tcp::TcpHeader;
 
 use std::time::Duration;
 
@@ -277,16 +278,20 @@ impl<P: Port> Core<P> {
     pub(crate) fn abort(&mut self, connection: &mut Connection) {
         let mut reset = connection.tcp.abort(self.now);
         while let Some(transmit) = reset {
-            let mut header = transmit.header;
-            header.source_port = connection.flow.local_port;
-            header.destination_port = connection.flow.remote_port;
-            let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
-            if connection.epoch != 0 || connection.to_self {
-                self.send_bare(&connection.flow, mac, connection.to_self, header);
-            }
+            self.send_last(connection, transmit.header);
             reset = connection.tcp.poll_transmit(self.now);
         }
         connection.gone = true;
+    }
+
+    /// Sends a segment without data of a connection that is going, if its neighbour is known.
+    fn send_last(&mut self, connection: &Connection, mut header: TcpHeader) {
+        header.source_port = connection.flow.local_port;
+        header.destination_port = connection.flow.remote_port;
+        let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
+        if connection.epoch != 0 || connection.to_self {
+            self.send_bare(&connection.flow, mac, connection.to_self, header);
+        }
     }
 
     /// Handles a timer of a connection, which may not be due yet.
@@ -433,6 +438,10 @@ impl<P: Port> Core<P> {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
             queue_pair.tell_end(DisconnectReason::Aborted);
+            // Messages that were delivered are not lost for their sender because this side leaves.
+            if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(self.now) {
+                self.send_last(&connection, acknowledgment.header);
+            }
             self.abort(&mut connection);
             self.put_back(index, connection);
         }
