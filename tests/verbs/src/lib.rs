@@ -18,6 +18,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub const ADDRESS: &str = "10.9.0.1";
 /// The same of IPv6.
 pub const ADDRESS6: &str = "fd00:9::1";
+/// The interface of the namespace that has these addresses.
+pub const INTERFACE: &str = "host0";
 
 /// The directory of the libraries that `scripts/verbs-lib --debug` links beside the tests' own binaries.
 ///
@@ -144,8 +146,11 @@ impl Host {
     fn with_user(purpose: &str, user: Option<u32>) -> Host {
         let namespace = Namespace::new(purpose).expect("root may make a namespace");
         namespace.ip(&["link", "set", "lo", "up"]).expect("a loop-back interface");
-        for address in [format!("{ADDRESS}/32"), format!("{ADDRESS6}/128")] {
-            namespace.ip(&["addr", "add", &address, "dev", "lo", "nodad"]).expect("an address");
+        // libfabric uses no address of the loop-back interface.
+        namespace.ip(&["link", "add", INTERFACE, "type", "bridge"]).expect("an interface");
+        namespace.ip(&["link", "set", INTERFACE, "up"]).expect("an interface");
+        for address in [format!("{ADDRESS}/24"), format!("{ADDRESS6}/64")] {
+            namespace.ip(&["addr", "add", &address, "dev", INTERFACE, "nodad"]).expect("an address");
         }
         let directory = tempfile::tempdir().expect("a directory");
         if user.is_some() {
@@ -190,9 +195,37 @@ impl Host {
     /// Starts a server and waits until it listens on a TCP port of rdma_cm's.
     #[track_caller]
     pub fn serve(&self, words: &[&str]) -> Running {
+        self.serve_until(words, |_| !self.listening().is_empty())
+    }
+
+    /// Starts a server and waits until it listens on all of these ports of rdma_cm's.
+    #[track_caller]
+    pub fn serve_on(&self, words: &[&str], ports: &[u16]) -> Running {
+        self.serve_until(words, |_| {
+            let listening = self.listening();
+            ports.iter().all(|port| listening.contains(port))
+        })
+    }
+
+    /// Starts a server and waits until it listens on a TCP port of the kernel's.
+    #[track_caller]
+    pub fn serve_on_kernels(&self, words: &[&str], port: u16) -> Running {
+        self.serve_until(words, |server| {
+            let of =
+                |name: &str| std::fs::read_to_string(format!("/proc/{}/net/{name}", server.id())).unwrap_or_default();
+            // Local address, peer, and the state LISTEN, in hexadecimal.
+            let port = format!(":{port:04X} ");
+            [of("tcp"), of("tcp6")].iter().flat_map(|table| table.lines()).any(|line| {
+                line.split_once(&port).is_some_and(|(_, rest)| rest.split_whitespace().nth(1) == Some("0A"))
+            })
+        })
+    }
+
+    #[track_caller]
+    fn serve_until(&self, words: &[&str], mut is_ready: impl FnMut(&Running) -> bool) -> Running {
         let mut server = self.start(words);
         let start = Instant::now();
-        while !self.is_listened_on() {
+        while !is_ready(&server) {
             if let Some(status) = server.child.try_wait().expect("it is our child") {
                 panic!("{words:?} ended before it listened: {status}\n{}", server.printed());
             }
@@ -202,11 +235,14 @@ impl Host {
         server
     }
 
-    fn is_listened_on(&self) -> bool {
+    /// The ports that the switch's programs listen on.
+    fn listening(&self) -> Vec<u16> {
         let socket = connect(&self.socket).expect("the switch serves");
         send(&socket, &Request::Status { version: VERSION }, None).expect("the switch listens");
         match receive(&socket).expect("an answer") {
-            Some((Answer::Status(status), _)) => status.clients.iter().any(|client| !client.listening.is_empty()),
+            Some((Answer::Status(status), _)) => {
+                status.clients.into_iter().flat_map(|client| client.listening).collect()
+            }
             other => panic!("no status: {other:?}"),
         }
     }
@@ -223,6 +259,14 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        // What a program that had to be killed has started itself.
+        if let Ok(left) = Command::new("ip").args(["netns", "pids", self.namespace.name()]).output() {
+            let switch = self.switch.id().to_string();
+            let left = String::from_utf8_lossy(&left.stdout).into_owned();
+            for process in left.lines().map(str::trim).filter(|process| *process != switch) {
+                let _ = Command::new("kill").args(["-KILL", process]).status();
+            }
+        }
         let _ = self.switch.kill();
         let _ = self.switch.wait();
     }
