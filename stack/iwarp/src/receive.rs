@@ -146,6 +146,28 @@ impl Stream {
         self.receive_send_number.0
     }
 
+    /// The header of a segment that [`Stream::receive`] would deliver as part of a Write, if it does no more than
+    /// [`Stream::write_received`].
+    #[inline]
+    pub fn usual_write(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
+        let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
+        let is_next = match self.open_tagged {
+            OpenTagged::None => true,
+            OpenTagged::Write(open) => open == header.stag,
+            OpenTagged::ReadResponse => false,
+        };
+        let is_write = header.control == Control::new(Opcode::Write) && self.delivers();
+        let wraps = header.offset.checked_add(ulpdu.len() as u64).is_none();
+        (is_write && is_next && !wraps).then_some(header)
+    }
+
+    /// The segment with this header, which [`Stream::usual_write`] returned, was placed.
+    #[inline]
+    pub fn write_received(&mut self, header: &TaggedHeader) {
+        self.heard = true;
+        self.open_tagged = if header.last { OpenTagged::None } else { OpenTagged::Write(header.stag) };
+    }
+
     #[inline]
     fn receive_segment<'a>(&mut self, ulpdu: &'a [u8], first: bool) -> Result<Delivery<'a>, Fault> {
         match Header::parse(ulpdu) {

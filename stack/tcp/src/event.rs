@@ -3,7 +3,7 @@
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
-use uwarp_wire::tcp::TcpHeader;
+use uwarp_wire::tcp::{SeqNumber, TcpHeader, Timestamps};
 
 /// Names a buffer of the owner. Its value means nothing to the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Default)]
@@ -38,6 +38,23 @@ pub struct Received {
     pub events: Events,
     /// Why the segment, or its payload, was not used.
     pub drop: Option<DropReason>,
+}
+
+/// A segment with ACK and perhaps PSH, and no option but timestamps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UsualSegment {
+    /// SEG.SEQ.
+    pub sequence: SeqNumber,
+    /// SEG.ACK.
+    pub acknowledgment: SeqNumber,
+    /// The window field, not scaled.
+    pub window: u16,
+    /// The timestamp option.
+    pub timestamps: Option<Timestamps>,
+    /// The ECN field of the IP header.
+    pub ecn: u8,
+    /// Octets of payload.
+    pub len: u32,
 }
 
 /// A held payload that now continues the stream.

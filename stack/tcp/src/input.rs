@@ -4,7 +4,7 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::Config;
 use crate::connection::{Connection, Reset};
-use crate::event::{BufferToken, DropReason, Events, Payload, Received};
+use crate::event::{BufferToken, DropReason, Events, Payload, Received, UsualSegment};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::queue::{Delivered, Fate};
@@ -76,23 +76,38 @@ impl Connection {
         ecn: u8,
         token: BufferToken,
     ) -> Received {
-        self.traffic.segments_received += 1;
-        if self.ecn.is_plain(ecn)
-            && let Some(received) = self.predicted(now, header, payload_len)
-        {
-            return received;
+        if header.flags.without(TcpFlags::PSH) == TcpFlags::ACK && header.options.sack.is_empty() {
+            let segment = UsualSegment {
+                sequence: header.sequence,
+                acknowledgment: header.acknowledgment,
+                window: header.window,
+                timestamps: header.options.timestamps,
+                ecn,
+                len: payload_len,
+            };
+            if let Some(events) = self.on_usual_segment(now, &segment) {
+                let payload = match payload_len {
+                    0 => Payload::None,
+                    len => Payload::InOrder { skip: 0, len },
+                };
+                return Received { payload, events, drop: None };
+            }
         }
+        self.traffic.segments_received += 1;
         self.on_other_segment(now, header, payload_len, ecn, token)
     }
 
     /// The usual segment of an open connection: the next data, an acknowledgment of data in flight, or both.
+    ///
+    /// As [`Connection::on_segment`], for a segment that needs no more than this: its payload is in order, and nothing is
+    /// held or discarded. `None` for any other; nothing has changed then.
     #[inline]
-    fn predicted(&mut self, now: Instant, header: &TcpHeader, payload_len: u32) -> Option<Received> {
+    pub fn on_usual_segment(&mut self, now: Instant, segment: &UsualSegment) -> Option<Events> {
+        let payload_len = segment.len;
         if self.phase != Phase::Established
-            || header.flags.without(TcpFlags::PSH) != TcpFlags::ACK
-            || header.sequence != self.receiver.next().sequence()
-            || !header.options.sack.is_empty()
+            || segment.sequence != self.receiver.next().sequence()
             || payload_len > self.receiver.window()
+            || !self.ecn.is_plain(segment.ecn)
             || !self.receiver.is_plain()
             || !self.recovery.is_plain()
             || self.queue.sacked() | self.queue.lost() != 0
@@ -100,7 +115,7 @@ impl Connection {
             return None;
         }
         let unacknowledged = self.queue.unacknowledged();
-        let acknowledgment = unacknowledged.near(header.acknowledgment);
+        let acknowledgment = unacknowledged.near(segment.acknowledgment);
         if acknowledgment < unacknowledged
             || acknowledgment > self.queue.next()
             || (acknowledgment == unacknowledged && payload_len == 0)
@@ -108,7 +123,7 @@ impl Connection {
             return None;
         }
         if self.stamped {
-            let timestamps = header.options.timestamps?;
+            let timestamps = segment.timestamps?;
             if self.timestamps.is_old(timestamps.value, now) {
                 return None;
             }
@@ -116,10 +131,11 @@ impl Connection {
                 self.timestamps.note(timestamps.value, now);
             }
         }
+        self.traffic.segments_received += 1;
         self.heard(now);
         let mut events = Events::NONE;
         // The sequence number is the newest possible, so SND.WL1 and SND.WL2 always permit the update.
-        let window = u32::from(header.window) << self.peer_shift;
+        let window = u32::from(segment.window) << self.peer_shift;
         self.window_sequence = self.receiver.next();
         self.window_acknowledgment = acknowledgment;
         if window != self.window {
@@ -137,13 +153,10 @@ impl Connection {
             // A peer that answers window probes, with data too, is alive (RFC 9293 §3.8.6.1).
             self.waiting_since = now;
         }
-        let payload = if payload_len == 0 {
-            Payload::None
-        } else {
+        if payload_len > 0 {
             self.receiver.advance_in_order(now, payload_len);
-            Payload::InOrder { skip: 0, len: payload_len }
-        };
-        Some(Received { payload, events, drop: None })
+        }
+        Some(events)
     }
 
     #[inline]

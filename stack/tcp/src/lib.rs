@@ -55,7 +55,7 @@ mod urgent;
 pub use config::{Config, Congestion, Ecn, KeepAlive};
 pub use connection::Connection;
 pub use cookies::SynCookies;
-pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received, Slice, Transmit};
+pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received, Slice, Transmit, UsualSegment};
 pub use info::Info;
 pub use instant::Instant;
 pub use isn::IsnGenerator;

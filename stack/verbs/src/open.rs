@@ -176,6 +176,7 @@ pub(crate) fn engine_config(
         seed: random(),
         secret: [random(), random()],
         cookie_secret,
+        hot: true,
     }
 }
 

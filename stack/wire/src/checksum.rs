@@ -82,7 +82,7 @@ const fn address_sum(address: IpAddress) -> u64 {
 /// Whether an IPv4 header without options is intact. The sum is all ones in either byte order (RFC 1071 §2 (B)), so no
 /// swap is needed.
 #[inline(always)]
-pub(crate) fn is_good_ipv4_header(header: &[u8; 20]) -> bool {
+pub fn is_good_ipv4_header(header: &[u8; 20]) -> bool {
     let mut total = 0;
     for word in header.as_chunks::<4>().0 {
         total += u64::from(u32::from_ne_bytes(*word));

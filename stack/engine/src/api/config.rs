@@ -40,6 +40,8 @@ pub struct EngineConfig {
     pub steering: Option<Steering>,
     /// First and last TCP port for active opens.
     pub ephemeral_ports: (u16, u16),
+    /// Usual messages take the short ways of `hot/`. Tests compare them with the general code.
+    pub hot: bool,
     /// Seed of every random choice except sequence numbers.
     pub seed: u64,
     /// Secret of the initial sequence numbers (RFC 6528) and of the flow table's hash.
@@ -222,6 +224,7 @@ impl EngineConfig {
             ephemeral_ports: (49_152, 65_535),
             seed: 0,
             secret: [0x6c62_272e_07bb_0142, 0x62b8_2175_6295_c58d],
+            hot: true,
             cookie_secret: [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9],
         }
     }

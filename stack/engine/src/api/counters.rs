@@ -10,6 +10,7 @@ pub(crate) struct Counters {
     pub(crate) wakeups: Wakeups,
     pub(crate) frames_received: u64,
     pub(crate) octets_received: u64,
+    pub(crate) hot_received: u64,
     pub(crate) frames_sent: u64,
     pub(crate) octets_sent: u64,
     pub(crate) fpdus_received: u64,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::api::command::{Abandoned, AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
 use crate::connection::Connection;
+use crate::connection::buffers::acknowledged;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
 use crate::core::Core;
@@ -307,7 +308,7 @@ impl<P: Port> Core<P> {
                 self.transmit(index, &mut connection);
             }
             if !events.is_empty() {
-                self.on_acknowledged(&mut connection);
+                acknowledged(&mut self.connections.records, &mut connection);
                 self.on_tcp_end(index, &mut connection, events);
             }
             Self::schedule(&mut self.connections.ready, index, &mut connection);

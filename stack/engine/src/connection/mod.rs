@@ -13,7 +13,7 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Ending, Limit};
 
 mod accept;
-mod buffers;
+pub(crate) mod buffers;
 pub(crate) mod ending;
 pub(crate) mod flow;
 pub(crate) mod guesses;

@@ -4,3 +4,5 @@
 //! state as the result. It changes nothing before it knows that the case is its own; otherwise the general code takes over.
 
 mod element;
+mod receive;
+mod segment;

@@ -12,6 +12,7 @@ use crate::api::command::DisconnectReason;
 use crate::api::stats::DropReason;
 use crate::connection::Connection;
 use crate::connection::HeldFrame;
+use crate::connection::buffers::acknowledged;
 use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::contiguous;
@@ -23,6 +24,9 @@ impl<P: Port> Core<P> {
     pub(crate) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.total_len() as u64;
+        if self.config.hot && self.receive_hot(turn, &buffer) {
+            return;
+        }
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
         match &usual {
@@ -173,6 +177,12 @@ impl<P: Port> Core<P> {
             return;
         }
         let usual = self.on_segment(turn, index, &mut connection, frame, buffer);
+        self.settle_segment(index, connection, usual);
+    }
+
+    /// Puts a connection back whose segment was processed. `usual`: nothing happened that changes its state.
+    #[inline]
+    pub(crate) fn settle_segment(&mut self, index: u32, mut connection: Box<Connection>, usual: bool) {
         if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
             return self.put_back(index, connection);
         }
@@ -212,7 +222,7 @@ impl<P: Port> Core<P> {
             self.on_rare(index, connection, received.events);
         }
         if received.events.intersects(Events::OCTETS_ACKED | Events::FIN_ACKED) {
-            self.on_acknowledged(connection);
+            acknowledged(&mut self.connections.records, connection);
         }
         match received.payload {
             Payload::InOrder { skip, len } => {

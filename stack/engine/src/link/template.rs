@@ -38,6 +38,14 @@ pub(crate) struct Template {
     tcp_sum: u32,
 }
 
+/// An array of `octets`, which are as many.
+#[inline(always)]
+fn copy<const N: usize>(octets: &[u8]) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(octets);
+    array
+}
+
 impl Template {
     /// The template for a path and our and the peer's port. `None` if the addresses are of two versions.
     pub(crate) fn new(path: &Path, local_port: u16, remote_port: u16) -> Option<Template> {
@@ -67,6 +75,18 @@ impl Template {
         let ports = u64::from(local_port) + u64::from(remote_port);
         let addresses = pseudo_header(path.source, path.destination, tcp::PROTOCOL, 0);
         Some(Template { octets, layout, ip_sum, tcp_sum: narrow(u64::from(addresses) + ports) })
+    }
+
+    /// Whether the headers of a received frame, IPv4 without a VLAN tag and without IP options, have our addresses and ports as
+    /// the destination and the peer's as the source. The sender's hardware address may be any.
+    #[inline]
+    pub(crate) fn is_answered_by(&self, head: &[u8; PLAIN + ipv4::HEADER_LEN + 4]) -> bool {
+        let addresses = |octets: &[u8]| u64::from_ne_bytes(copy(&octets[PLAIN + 12..PLAIN + 20]));
+        let ports = |octets: &[u8]| u32::from_ne_bytes(copy(&octets[PLAIN + 20..PLAIN + 24]));
+        let same_mac = copy::<6>(&head[..6]) == copy(&self.octets[6..12]);
+        let same_addresses = addresses(head) == addresses(&self.octets).rotate_left(32);
+        let same_ports = ports(head) == ports(&self.octets).rotate_left(16);
+        self.layout == Layout::Ipv4 && same_mac & same_addresses & same_ports
     }
 
     /// Writes the headers of a segment directly in front of a payload that follows `headroom`; gives their length.

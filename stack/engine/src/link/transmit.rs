@@ -16,7 +16,6 @@ use crate::api::command::{ConnectFailure, DisconnectReason};
 use crate::api::stats::DropReason;
 use crate::connection::Connection;
 use crate::connection::Record;
-use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::{Buffer, Port, TransmitChecksums};
 use crate::link::template::Template;
@@ -271,20 +270,6 @@ impl<P: Port> Core<P> {
         buffer.set_range(start, length);
         self.enqueue(buffer, to_self);
         true
-    }
-
-    /// The peer has acknowledged more: buffers come back, inbound reads give up their slots.
-    #[inline]
-    pub(crate) fn on_acknowledged(&mut self, connection: &mut Connection) {
-        let most = connection.tcp.effective_mss();
-        while let Some(token) = connection.tcp.pop_acknowledged() {
-            if let Some(record) = self.connections.records.remove(token) {
-                connection.confirmed = connection.confirmed.max(record.length.min(most));
-            }
-        }
-        if let Phase::Running(running) = &mut connection.phase {
-            running.stream.acknowledged(connection.tcp.octets_acknowledged());
-        }
     }
 }
 

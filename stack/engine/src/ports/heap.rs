@@ -155,7 +155,8 @@ impl Buffer for HeapBuffer {
 
     #[inline]
     fn total_len(&self) -> usize {
-        self.length as usize + self.tail.iter().map(Buffer::total_len).sum::<usize>()
+        let tail = if self.tail.is_empty() { 0 } else { self.tail.iter().map(Buffer::total_len).sum() };
+        self.length as usize + tail
     }
 
     #[inline]
@@ -190,7 +191,7 @@ impl Buffer for HeapBuffer {
         if let Some(storage) = &self.storage {
             storage.references.fetch_add(1, Ordering::Relaxed);
         }
-        let tail = self.tail.iter().map(Buffer::share).collect();
+        let tail = if self.tail.is_empty() { Vec::new() } else { self.tail.iter().map(Buffer::share).collect() };
         HeapBuffer { storage: self.storage.clone(), pool: Arc::clone(&self.pool), tail, ..*self }
     }
 

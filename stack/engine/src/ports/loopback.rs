@@ -92,7 +92,7 @@ impl Port for LoopPort {
 
     fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
         let mut taken = 0;
-        while !batch.is_full() {
+        while !batch.is_full() && !self.incoming.frames.is_empty() {
             let Some(mut frame) = self.incoming.frames.pop() else { break };
             if !self.checksums {
                 let good = ReceivedChecksums { ip: ChecksumStatus::Good, tcp: ChecksumStatus::Good };
