@@ -85,6 +85,11 @@ fn port(text: &mut String, now: &StatsSnapshot) {
     let _ = writeln!(text, "{table}");
 }
 
+/// The part of all frames that took the short way.
+fn share(hot: u64, frames: u64) -> String {
+    format!("{:.0} %", 100.0 * hot as f64 / frames.max(1) as f64)
+}
+
 fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
     let mut table = output::table([
         "engine",
@@ -93,6 +98,8 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
         "frames/s in",
         "out",
         "Mbit/s in",
+        "out",
+        "hot in",
         "out",
         "FPDUs in",
         "gathered",
@@ -116,6 +123,8 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
             format!("{:.0}", rate.frames_out),
             format!("{:.1}", rate.octets_in * 8e-6),
             format!("{:.1}", rate.octets_out * 8e-6),
+            share(engine.hot_received, engine.frames_received),
+            share(engine.hot_sent, engine.frames_sent),
             engine.fpdus_received.to_string(),
             engine.fpdus_gathered.to_string(),
             engine.fpdus_sent.to_string(),

@@ -82,11 +82,10 @@ impl<P: Port> Core<P> {
         if at_once {
             return Instant::ZERO;
         }
-        let first = self.link.check_at.min(self.connections.wheel.due_at());
-        [self.net.neighbours.deadline(), self.net.chores_at, self.connections.time_wait.deadline(), self.rdma.sweep_at]
-            .into_iter()
-            .flatten()
-            .fold(first, Instant::min)
+        let or_never = |at: Option<Instant>| at.unwrap_or(Instant::from_nanos(u64::MAX));
+        (self.link.check_at.min(self.connections.wheel.due_at()))
+            .min(or_never(self.net.neighbours.deadline()).min(or_never(self.net.chores_at)))
+            .min(or_never(self.connections.time_wait.deadline()).min(or_never(self.rdma.sweep_at)))
     }
 
     /// Second half of a turn: does the work.

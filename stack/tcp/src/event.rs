@@ -3,7 +3,7 @@
 use core::fmt;
 use core::ops::{BitOr, BitOrAssign};
 
-use uwarp_wire::tcp::{SeqNumber, TcpHeader, Timestamps};
+use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
 /// Names a buffer of the owner. Its value means nothing to the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Default)]
@@ -40,9 +40,11 @@ pub struct Received {
     pub drop: Option<DropReason>,
 }
 
-/// A segment with ACK and perhaps PSH, and no option but timestamps.
+/// A segment of an open connection, with no option but timestamps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UsualSegment {
+    /// ACK, PSH, and the flags of ECN. A received one has none of those.
+    pub flags: TcpFlags,
     /// SEG.SEQ.
     pub sequence: SeqNumber,
     /// SEG.ACK.

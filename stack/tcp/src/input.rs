@@ -78,6 +78,7 @@ impl Connection {
     ) -> Received {
         if header.flags.without(TcpFlags::PSH) == TcpFlags::ACK && header.options.sack.is_empty() {
             let segment = UsualSegment {
+                flags: header.flags,
                 sequence: header.sequence,
                 acknowledgment: header.acknowledgment,
                 window: header.window,

@@ -3,7 +3,7 @@
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::connection::Connection;
-use crate::event::{Slice, Transmit};
+use crate::event::{BufferToken, Slice, Transmit, UsualSegment};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::queue::{Content, Unsent};
@@ -76,6 +76,44 @@ impl Connection {
             Fresh::Send(len) => Some(self.send_fresh(now, unsent, len)),
             _ => None,
         }
+    }
+
+    /// Whether a record of up to [`Connection::effective_mss`] octets that is pushed now leaves at once, as one segment and the
+    /// only one: then [`Connection::send_at_once`] does the same as to push it and to poll.
+    #[inline]
+    pub fn sends_at_once(&self) -> bool {
+        let idle = self.queue.segments().is_empty();
+        let usable = self.window_edge().octets_since(self.queue.next());
+        self.phase == Phase::Established
+            && !(self.closing | self.pending.any() | self.pending.urgent | self.ecn.owes())
+            && self.queue.is_plain()
+            && self.receiver.is_plain()
+            && self.recovery.is_plain()
+            && usable >= self.segment
+            && (idle || !self.nagle && self.queue.in_flight() + self.segment <= self.congestion.window())
+    }
+
+    /// Pushes a record and sends it, if [`Connection::sends_at_once`]. Its octets begin the payload of the segment, and end it.
+    #[inline]
+    pub fn send_at_once(&mut self, now: Instant, token: BufferToken, len: u32) -> UsualSegment {
+        debug_assert!(self.sends_at_once() && len > 0 && len <= self.segment);
+        self.restart_after_idle(now);
+        let sequence = self.queue.next().sequence();
+        self.queue.push_sent(now, token, len);
+        self.timers.persist = Instant::NEVER;
+        let (marks, ecn) = self.ecn.data_marks(true);
+        let segment = UsualSegment {
+            flags: TcpFlags::ACK | TcpFlags::PSH | marks | self.ecn.ack_flags(),
+            sequence,
+            acknowledgment: self.receiver.next().sequence(),
+            window: self.receiver.offer(false),
+            timestamps: if self.stamped { self.timestamps.option(now) } else { None },
+            ecn,
+            len,
+        };
+        self.traffic.segments_sent += 1;
+        self.account(now, len, false);
+        segment
     }
 
     /// Any segment.
@@ -363,7 +401,7 @@ impl Connection {
         Some(self.data(now, flags, segment.start, slice, len, true))
     }
 
-    /// Accounts for a segment that takes sequence numbers, and builds it.
+    /// Builds a segment that takes sequence numbers, and accounts for it.
     #[inline(always)]
     fn data(
         &mut self,
@@ -376,6 +414,13 @@ impl Connection {
     ) -> Transmit {
         let (marks, ecn) = if len > 0 { self.ecn.data_marks(!retransmission) } else { (TcpFlags::NONE, 0) };
         let header = self.header(now, flags | marks, sequence);
+        self.account(now, len, retransmission);
+        Transmit { header, payload, retransmission, ecn }
+    }
+
+    /// Accounts for a segment that takes sequence numbers, `len` octets of payload in it.
+    #[inline(always)]
+    fn account(&mut self, now: Instant, len: u32, retransmission: bool) {
         self.traffic.octets_sent += u64::from(len);
         self.last_sent = now;
         self.congestion.sent(self.in_flight());
@@ -391,7 +436,6 @@ impl Connection {
             rate.sent(len);
         }
         self.receiver.ack_sent(self.sack, false);
-        Transmit { header, payload, retransmission, ecn }
     }
 
     /// RFC 8985 §7.3: new data if the peer has room for it, else the last segment.

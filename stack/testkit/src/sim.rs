@@ -109,6 +109,8 @@ impl Default for SimOptions {
 pub struct SimCounters {
     /// Frames sent.
     pub sent: u64,
+    /// A digest of them all: octets, times and order.
+    pub digest: u64,
     /// Frames handed to a receiver.
     pub delivered: u64,
     /// Frames lost.
@@ -259,6 +261,9 @@ impl SimNetwork {
 impl Network {
     fn send(&mut self, now: Instant, from: usize, frame: &[u8]) {
         self.counters.sent += 1;
+        let frame_digest = u64::from(uwarp_memory::kernels::crc32c(frame)) << 32 | from as u64;
+        let digest = self.counters.digest.rotate_left(5) ^ frame_digest ^ now.as_nanos();
+        self.counters.digest = digest.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let Some(destination) = frame.first_chunk::<6>() else { return };
         if let Some(node) = self.nodes.get_mut(from) {
             node.last_sent.clear();

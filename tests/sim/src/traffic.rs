@@ -9,6 +9,7 @@ use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
+use uwarp_tcp::Instant;
 use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, middlebox};
 use uwarp_testkit::sim::SimOptions;
 
@@ -35,6 +36,10 @@ pub struct Plan {
     pub markers: [bool; 2],
     /// What a middlebox in front of both hosts does to segments.
     pub recutting: Option<Recutting>,
+    /// Usual messages take the short ways.
+    pub hot: bool,
+    /// Sends and Writes complete when they are acknowledged.
+    pub complete_on_ack: bool,
 }
 
 impl Default for Plan {
@@ -58,6 +63,8 @@ impl Default for Plan {
             limit: Duration::from_secs(300),
             markers: [false; 2],
             recutting: middlebox(),
+            hot: true,
+            complete_on_ack: false,
         }
     }
 }
@@ -71,6 +78,10 @@ pub struct Tally {
     pub octets: [u64; 2],
     /// Virtual time that it took.
     pub time: Duration,
+    /// Frames sent, and segments that took the short ways when they were received and sent.
+    pub frames: [u64; 3],
+    /// All that a run did: a digest of its frames, the completions in their order, the final state of both engines.
+    pub trace: Vec<String>,
 }
 
 impl Tally {
@@ -87,6 +98,9 @@ impl Tally {
             *own += others;
         }
         self.time += other.time;
+        for (own, others) in self.frames.iter_mut().zip(other.frames) {
+            *own += others;
+        }
     }
 
     /// The kinds that were never met.
@@ -129,6 +143,9 @@ struct Stream {
     /// How often the stream broke and was set up again.
     restarts: u64,
     markers: [bool; 2],
+    complete_on_ack: bool,
+    /// Its completions, at the times when they were reaped.
+    trace: Vec<String>,
 }
 
 fn plan_operations(random: &mut fastrand::Rng, plan: &Plan) -> Vec<Operation> {
@@ -170,13 +187,20 @@ fn part(region: &Registration, offset: usize, length: usize) -> Sge {
     Sge { stag: region.stag(), length: length as u32, offset: region.base_offset() + offset as u64 }
 }
 
-fn pair_options() -> PairOptions {
-    PairOptions { send_depth: 32, receive_depth: 512, completions: 1024, complete_on_ack: false }
+fn pair_options(complete_on_ack: bool) -> PairOptions {
+    PairOptions { send_depth: 32, receive_depth: 512, completions: 1024, complete_on_ack }
 }
 
 impl End {
-    fn new(world: &mut World, host: usize, octets: Vec<u8>, own: Vec<Operation>, peer: &[Operation]) -> End {
-        let pair = world.hosts[host].pair(pair_options());
+    fn new(
+        world: &mut World,
+        host: usize,
+        complete_on_ack: bool,
+        octets: Vec<u8>,
+        own: Vec<Operation>,
+        peer: &[Operation],
+    ) -> End {
+        let pair = world.hosts[host].pair(pair_options(complete_on_ack));
         let register = |octets, access| world.hosts[host].register(octets, access);
         End {
             host,
@@ -214,9 +238,15 @@ impl Stream {
             random.fill(&mut octets);
             octets
         };
-        let left = End::new(world, 0, octets(), first.clone(), &second);
-        let right = End::new(world, 1, octets(), second, &first);
-        let mut stream = Stream { ends: [left, right], restarts: 0, markers: plan.markers };
+        let left = End::new(world, 0, plan.complete_on_ack, octets(), first.clone(), &second);
+        let right = End::new(world, 1, plan.complete_on_ack, octets(), second, &first);
+        let mut stream = Stream {
+            ends: [left, right],
+            restarts: 0,
+            markers: plan.markers,
+            complete_on_ack: plan.complete_on_ack,
+            trace: Vec::new(),
+        };
         stream.start(world);
         stream
     }
@@ -241,7 +271,7 @@ impl Stream {
             let queue_pair = end.pair.number;
             world.hosts[end.host].command(Command::Abort { queue_pair });
             world.hosts[end.host].command(Command::DestroyQueuePair { queue_pair, done: None });
-            end.pair = world.hosts[end.host].pair(pair_options());
+            end.pair = world.hosts[end.host].pair(pair_options(self.complete_on_ack));
             (end.posted, end.completed, end.received, end.established) = (0, 0, 0, false);
         }
         self.start(world);
@@ -253,7 +283,7 @@ impl Stream {
     }
 
     /// Posts, reaps and checks for events of both ends. True: the stream broke.
-    fn work(&mut self) -> Result<bool, String> {
+    fn work(&mut self, now: Instant) -> Result<bool, String> {
         let mut broke = false;
         for index in 0..2 {
             let [left, right] = &mut self.ends;
@@ -266,6 +296,7 @@ impl Stream {
                 }
             }
             while let Some(done) = end.pair.poll() {
+                self.trace.push(format!("{now:?} {index} {done:?}"));
                 if !done.status.is_success() {
                     broke = true;
                 } else if done.opcode == CompletionOpcode::Receive {
@@ -338,7 +369,7 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut world = World::new(random.u64(..), plan.network);
     for _ in 0..2 {
-        world.add(plan.host, |_| {});
+        world.add(plan.host, |config| config.hot = plan.hot);
     }
     if let Some(recutting) = plan.recutting {
         for host in &world.hosts {
@@ -357,7 +388,7 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
         for step in 0..count {
             let stream = (first + step) % streams.len();
             let stream = &mut streams[stream];
-            if stream.work()? {
+            if stream.work(world.now())? {
                 // Only damage that TCP could not detect breaks a stream, at most one per fault.
                 if stream.restarts >= world.network.counters().hidden_corrupted {
                     return Err("a stream broke without a reason".to_owned());
@@ -377,7 +408,17 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
         }
     }
     let mut tally = Tally { time: world.now() - begin, ..Tally::default() };
-    for stream in &streams {
+    let counters = world.network.counters();
+    tally.trace.push(format!("{counters:?}"));
+    for host in &world.hosts {
+        let Some(engine) = &host.engine else { continue };
+        let mut stats = engine.stats();
+        tally.merge(&Tally { frames: [stats.frames_sent, stats.hot_received, stats.hot_sent], ..Tally::default() });
+        (stats.hot_received, stats.hot_sent) = (0, 0);
+        tally.trace.push(format!("{stats:?}"));
+    }
+    for stream in &mut streams {
+        tally.trace.append(&mut stream.trace);
         let octets = stream.verify()?;
         tally.merge(&Tally { octets, ..Tally::default() });
         tally.add("recovered: stream set up anew", stream.restarts);

@@ -13,6 +13,7 @@ pub(crate) struct Counters {
     pub(crate) hot_received: u64,
     pub(crate) frames_sent: u64,
     pub(crate) octets_sent: u64,
+    pub(crate) hot_sent: u64,
     pub(crate) fpdus_received: u64,
     pub(crate) fpdus_gathered: u64,
     pub(crate) fpdus_sent: u64,

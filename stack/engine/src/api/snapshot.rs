@@ -115,6 +115,8 @@ impl<P: Port> Core<P> {
         });
         EngineStats {
             index: self.config.index,
+            hot_received: counters.hot_received,
+            hot_sent: counters.hot_sent,
             turns: counters.turns,
             busy_turns: counters.busy_turns,
             wakeups: counters.wakeups,

@@ -257,10 +257,14 @@ pub struct EngineStats {
     pub frames_received: u64,
     /// Octets received.
     pub octets_received: u64,
+    /// Received segments that took the short way.
+    pub hot_received: u64,
     /// Frames sent.
     pub frames_sent: u64,
     /// Octets sent.
     pub octets_sent: u64,
+    /// Segments that the short way sent.
+    pub hot_sent: u64,
     /// Complete, valid FPDUs received.
     pub fpdus_received: u64,
     /// FPDUs that arrived in several pieces.

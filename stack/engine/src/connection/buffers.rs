@@ -2,8 +2,6 @@
 
 use uwarp_tcp::BufferToken;
 
-use crate::connection::Connection;
-use crate::connection::phase::Phase;
 use crate::connection::slab::BufferStore;
 use crate::link::SHARE;
 use crate::link::port::{BURST, Buffer};
@@ -68,18 +66,4 @@ pub(crate) struct Record<B> {
     pub(crate) length: u32,
     /// Partial Internet checksum of the record.
     pub(crate) sum: u32,
-}
-
-/// The peer has acknowledged more: buffers come back, inbound reads give up their slots.
-#[inline]
-pub(crate) fn acknowledged<B: Buffer>(records: &mut BufferStore<Record<B>>, connection: &mut Connection) {
-    let most = connection.tcp.effective_mss();
-    while let Some(token) = connection.tcp.pop_acknowledged() {
-        if let Some(record) = records.remove(token) {
-            connection.confirmed = connection.confirmed.max(record.length.min(most));
-        }
-    }
-    if let Phase::Running(running) = &mut connection.phase {
-        running.stream.acknowledged(connection.tcp.octets_acknowledged());
-    }
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::api::command::{Abandoned, AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
 use crate::connection::Connection;
-use crate::connection::buffers::acknowledged;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
 use crate::core::Core;
@@ -308,7 +307,7 @@ impl<P: Port> Core<P> {
                 self.transmit(index, &mut connection);
             }
             if !events.is_empty() {
-                acknowledged(&mut self.connections.records, &mut connection);
+                connection.acknowledged(&mut self.connections.records);
                 self.on_tcp_end(index, &mut connection, events);
             }
             Self::schedule(&mut self.connections.ready, index, &mut connection);

@@ -8,12 +8,14 @@ use uwarp_wire::address::FlowKey;
 use crate::api::command::DisconnectReason;
 use crate::bytestream::streaming::Streaming;
 use crate::connection::phase::Phase;
+use crate::connection::slab::BufferStore;
+use crate::link::port::Buffer;
 use crate::link::template::Template;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Ending, Limit};
 
 mod accept;
-pub(crate) mod buffers;
+mod buffers;
 pub(crate) mod ending;
 pub(crate) mod flow;
 pub(crate) mod guesses;
@@ -99,6 +101,20 @@ impl Connection {
     pub(crate) fn memory(&self) -> usize {
         let own = size_of::<Connection>() - size_of::<uwarp_tcp::Connection>();
         own + self.tcp.memory() + self.phase.memory() + self.gather.capacity()
+    }
+
+    /// The peer has acknowledged more: buffers come back, inbound reads give up their slots.
+    #[inline]
+    pub(crate) fn acknowledged<B: Buffer>(&mut self, records: &mut BufferStore<Record<B>>) {
+        let most = self.tcp.effective_mss();
+        while let Some(token) = self.tcp.pop_acknowledged() {
+            if let Some(record) = records.remove(token) {
+                self.confirmed = self.confirmed.max(record.length.min(most));
+            }
+        }
+        if let Phase::Running(running) = &mut self.phase {
+            running.stream.acknowledged(self.tcp.octets_acknowledged());
+        }
     }
 
     /// Records why the connection ends, unless a reason is known already.

@@ -6,3 +6,4 @@
 mod element;
 mod receive;
 mod segment;
+mod transmit;

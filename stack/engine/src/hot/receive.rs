@@ -6,7 +6,6 @@ use uwarp_tcp::Events;
 use uwarp_wire::mpa::crc_from_octets;
 
 use crate::connection::Connection;
-use crate::connection::buffers::acknowledged;
 use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::hot::segment::Predicted;
@@ -31,7 +30,7 @@ impl<P: Port> Core<P> {
         let Some(events) = connection.tcp.on_usual_segment(self.now, &predicted.segment) else { return false };
         self.counters.hot_received += 1;
         if events.contains(Events::OCTETS_ACKED) {
-            acknowledged(&mut self.connections.records, connection);
+            connection.acknowledged(&mut self.connections.records);
         }
         let mut octets = buffer.data().get(predicted.payload).unwrap_or(&[]);
         if let Phase::Running(running) = &mut connection.phase

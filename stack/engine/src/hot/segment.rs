@@ -79,6 +79,7 @@ impl Predicted {
             }
         };
         let segment = UsualSegment {
+            flags: TcpFlags::ACK,
             sequence: SeqNumber(u32_at(head, TCP + 4)),
             acknowledgment: SeqNumber(u32_at(head, TCP + 8)),
             window: u16_at(head, TCP + 14),

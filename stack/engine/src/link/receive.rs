@@ -12,7 +12,6 @@ use crate::api::command::DisconnectReason;
 use crate::api::stats::DropReason;
 use crate::connection::Connection;
 use crate::connection::HeldFrame;
-use crate::connection::buffers::acknowledged;
 use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::contiguous;
@@ -222,7 +221,7 @@ impl<P: Port> Core<P> {
             self.on_rare(index, connection, received.events);
         }
         if received.events.intersects(Events::OCTETS_ACKED | Events::FIN_ACKED) {
-            acknowledged(&mut self.connections.records, connection);
+            connection.acknowledged(&mut self.connections.records);
         }
         match received.payload {
             Payload::InOrder { skip, len } => {

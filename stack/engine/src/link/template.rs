@@ -4,6 +4,7 @@
 //! shapes of a segment in an open connection: with the timestamp option alone, and without options. It knows them for both versions
 //! of IP, with and without a VLAN tag: four layouts, each with its offsets known when it is compiled.
 
+use uwarp_tcp::UsualSegment;
 use uwarp_wire::checksum::{fold, pseudo_header};
 use uwarp_wire::frame::Path;
 use uwarp_wire::tcp::{self, TcpHeader};
@@ -110,27 +111,38 @@ impl Template {
         if unusual {
             return None;
         }
+        let segment = UsualSegment {
+            flags: header.flags,
+            sequence: header.sequence,
+            acknowledgment: header.acknowledgment,
+            window: header.window,
+            timestamps: options.timestamps,
+            ecn,
+            len: payload_len as u32,
+        };
+        self.prepend_usual(headroom, &segment, payload_sum)
+    }
+
+    /// The same for a segment that is known to have no other option. `None`: the headroom is too small.
+    #[inline]
+    pub(crate) fn prepend_usual(
+        &self,
+        headroom: &mut [u8],
+        segment: &UsualSegment,
+        payload_sum: Option<u32>,
+    ) -> Option<usize> {
         if self.layout == Layout::Ipv4 {
-            return self.write::<PLAIN, { ipv4::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum);
+            return self.write::<PLAIN, { ipv4::HEADER_LEN }>(headroom, segment, payload_sum);
         }
-        self.prepend_other(headroom, header, ecn, payload_len, payload_sum)
+        self.prepend_other(headroom, segment, payload_sum)
     }
 
     #[inline(never)]
-    fn prepend_other(
-        &self,
-        headroom: &mut [u8],
-        header: &TcpHeader,
-        ecn: u8,
-        payload_len: usize,
-        payload_sum: Option<u32>,
-    ) -> Option<usize> {
+    fn prepend_other(&self, headroom: &mut [u8], segment: &UsualSegment, payload_sum: Option<u32>) -> Option<usize> {
         match self.layout {
-            Layout::Ipv6 => self.write::<PLAIN, { ipv6::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum),
-            Layout::Ipv6Tagged => {
-                self.write::<TAGGED, { ipv6::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum)
-            }
-            _ => self.write::<TAGGED, { ipv4::HEADER_LEN }>(headroom, header, ecn, payload_len, payload_sum),
+            Layout::Ipv6 => self.write::<PLAIN, { ipv6::HEADER_LEN }>(headroom, segment, payload_sum),
+            Layout::Ipv6Tagged => self.write::<TAGGED, { ipv6::HEADER_LEN }>(headroom, segment, payload_sum),
+            _ => self.write::<TAGGED, { ipv4::HEADER_LEN }>(headroom, segment, payload_sum),
         }
     }
 
@@ -138,13 +150,12 @@ impl Template {
     fn write<const LINK: usize, const IP: usize>(
         &self,
         headroom: &mut [u8],
-        header: &TcpHeader,
-        ecn: u8,
-        payload_len: usize,
+        segment: &UsualSegment,
         payload_sum: Option<u32>,
     ) -> Option<usize> {
         let fixed = LINK + IP + 4;
-        let timestamps = header.options.timestamps;
+        let UsualSegment { timestamps, ecn, .. } = *segment;
+        let payload_len = segment.len as usize;
         let tcp_len = tcp::HEADER_LEN + if timestamps.is_some() { TIMESTAMPS } else { 0 };
         let length = LINK + IP + tcp_len;
         let start = headroom.len().checked_sub(length)?;
@@ -162,19 +173,19 @@ impl Template {
             out[LINK + 4..LINK + 6].copy_from_slice(&((tcp_len + payload_len) as u16).to_be_bytes());
         }
 
-        let control = (tcp_len as u16) << 10 | header.flags.bits();
+        let control = (tcp_len as u16) << 10 | segment.flags.bits();
         let l4_len = (tcp_len + payload_len) as u64;
         let rest = out[fixed..].first_chunk_mut::<16>()?;
-        rest[..4].copy_from_slice(&header.sequence.0.to_be_bytes());
-        rest[4..8].copy_from_slice(&header.acknowledgment.0.to_be_bytes());
+        rest[..4].copy_from_slice(&segment.sequence.0.to_be_bytes());
+        rest[4..8].copy_from_slice(&segment.acknowledgment.0.to_be_bytes());
         rest[8..10].copy_from_slice(&control.to_be_bytes());
-        rest[10..12].copy_from_slice(&header.window.to_be_bytes());
+        rest[10..12].copy_from_slice(&segment.window.to_be_bytes());
         let mut sum = u64::from(self.tcp_sum)
             + l4_len
-            + u64::from(header.sequence.0)
-            + u64::from(header.acknowledgment.0)
+            + u64::from(segment.sequence.0)
+            + u64::from(segment.acknowledgment.0)
             + u64::from(control)
-            + u64::from(header.window);
+            + u64::from(segment.window);
         if let Some(timestamps) = timestamps {
             const ALIGNED: u32 = 0x0101_080a;
             let place = out[LINK + IP + tcp::HEADER_LEN..].first_chunk_mut::<TIMESTAMPS>()?;

@@ -11,7 +11,7 @@ use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 
-mod choose;
+pub(crate) mod choose;
 pub(crate) mod commits;
 pub(crate) mod failure;
 pub(crate) mod fpdu;

@@ -71,6 +71,21 @@ impl<B: Buffer> Open<B> {
         self.length
     }
 
+    /// Whether TCP does not know its buffer.
+    #[inline]
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self.place, Place::New(_))
+    }
+
+    /// Its buffer, if TCP does not know that.
+    #[inline]
+    pub(crate) fn into_new(self) -> Option<B> {
+        match self.place {
+            Place::New(buffer) => Some(buffer),
+            Place::Tail(_) => None,
+        }
+    }
+
     /// Octets that it holds and TCP does not have.
     #[inline]
     pub(crate) fn built(&self) -> u64 {
@@ -99,13 +114,21 @@ impl<B: Buffer> Open<B> {
 }
 
 impl<P: Port> Core<P> {
-    /// Builds FPDUs while TCP takes them.
+    /// Builds FPDUs while TCP takes them. `open`: the record that has been begun.
     #[inline]
-    pub(crate) fn pull(&mut self, turn: &Turn<'_>, connection: &mut Connection, queue_pair: &mut QueuePair) -> Pulled {
+    pub(crate) fn pull(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        open: &mut Option<Open<P::Buffer>>,
+    ) -> Pulled {
         let Phase::Running(running) = &connection.phase else { return Pulled::Dry };
-        let mut open = Open::tail(running, &connection.tcp);
-        let pulled = self.fill(turn, connection, queue_pair, &mut open);
-        self.push_open(connection, open);
+        if open.is_none() {
+            *open = Open::tail(running, &connection.tcp);
+        }
+        let pulled = self.fill(turn, connection, queue_pair, open);
+        self.push_open(connection, open.take());
         pulled
     }
 

@@ -14,7 +14,9 @@ use crate::api::command::{
     Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
     QueuePairSetup, Watch, Watched,
 };
+use crate::api::work::Completion;
 use crate::rdma::commits::{Held, WaitingCommit, WrittenRanges};
+use crate::rdma::lanes::Lanes;
 use crate::rdma::receive_queue::ReceiveQueue;
 use crate::rdma::send_queue::SendQueue;
 
@@ -83,6 +85,16 @@ impl QueuePair {
         } else {
             ConnectionEvent::Failed { queue_pair, reason: ConnectFailure::Closed }
         });
+    }
+
+    /// Publishes the completion of a send element, if one is wanted.
+    #[inline]
+    pub(crate) fn complete_send(&mut self, lanes: &mut Lanes, completion: Option<Completion>) {
+        if let Some(completion) = completion
+            && !lanes.push(self.send_completions, completion)
+        {
+            self.overflowed = Some(self.send_completions);
+        }
     }
 
     /// What is left of it for the application.

@@ -409,11 +409,7 @@ impl<P: Port> Core<P> {
     /// Publishes the completion of a send element, if one is wanted.
     #[inline]
     pub(crate) fn complete_send(&mut self, queue_pair: &mut QueuePair, completion: Option<Completion>) {
-        if let Some(completion) = completion
-            && !self.rdma.lanes.push(queue_pair.send_completions, completion)
-        {
-            queue_pair.overflowed = Some(queue_pair.send_completions);
-        }
+        queue_pair.complete_send(&mut self.rdma.lanes, completion);
     }
 }
 

@@ -29,20 +29,12 @@ use crate::rdma::commits::Hold;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::Failure;
 use crate::rdma::receive_queue::SharedReceiveEvent;
-use crate::rdma::running::{Ending, Running};
+use crate::rdma::running::{Ending, ReceiveWait, Running};
 
 /// First and longest time between two looks for a receive.
 const LOOK: (Duration, Duration) = (Duration::from_micros(30), Duration::from_millis(10));
 /// Between them, the time grows with this part of the wait so far.
 const LOOK_PART: u32 = 8;
-
-/// A message that waits for a receive.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ReceiveWait {
-    /// Its sequence number.
-    message: u32,
-    since: Instant,
-}
 
 impl<P: Port> Core<P> {
     /// Takes a receive for a new message. False: none is posted; [`Core::await_receive`] is next.

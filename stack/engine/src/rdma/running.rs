@@ -7,8 +7,6 @@ use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_INTERVAL;
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, IMMEDIATE_LEN, ImmediateData};
 
-use crate::rdma::receive_wait::ReceiveWait;
-
 /// A stream in full operation.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -36,6 +34,14 @@ pub(crate) struct Running {
     pub(crate) peer_closed: bool,
     /// The Terminate, which is sent as soon as possible and is the last message.
     pub(crate) terminate: Option<Message>,
+}
+
+/// A message that waits for a receive.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReceiveWait {
+    /// Its sequence number.
+    pub(crate) message: u32,
+    pub(crate) since: Instant,
 }
 
 /// A message in transmission, and where its payload comes from.

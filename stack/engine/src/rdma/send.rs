@@ -25,20 +25,24 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
-const BALANCE_LIMIT: i64 = 256 << 10;
+pub(crate) const BALANCE_LIMIT: i64 = 256 << 10;
 /// What a message counts at least, so that empty ones take turns too.
-const MESSAGE_COST: i64 = 64;
+pub(crate) const MESSAGE_COST: i64 = 64;
 
 impl<P: Port> Core<P> {
     /// Serves a connection of the ready list: pulls its work, sends what TCP lets out, looks after its timer.
     #[inline]
     pub(crate) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
+        let mut open = None;
+        if self.config.hot && self.serve_hot(turn, index, &mut open) {
+            return;
+        }
         let Some(mut connection) = self.connections.table.take(index) else { return };
         connection.scheduled = false;
         let mut more = false;
         if !connection.gone {
             let mut queue_pair = self.take_queue_pair(&connection);
-            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut());
+            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut(), &mut open);
             self.give_queue_pair(queue_pair);
             more |= self.transmit(index, &mut connection);
             if self.connections.ready.is_empty() {
@@ -60,6 +64,7 @@ impl<P: Port> Core<P> {
         index: u32,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
+        open: &mut Option<Open<P::Buffer>>,
     ) -> bool {
         connection.quiet = false;
         if let Phase::Stream(_) = connection.phase {
@@ -106,7 +111,7 @@ impl<P: Port> Core<P> {
             }
             running.limit = Limit::None;
         }
-        let pulled = self.pull(turn, connection, queue_pair);
+        let pulled = self.pull(turn, connection, queue_pair, open);
         if queue_pair.send.begun() > 0 {
             self.retire(connection, queue_pair);
         }
@@ -134,8 +139,9 @@ impl<P: Port> Core<P> {
         queue_pair: &mut QueuePair,
         open: &mut Option<Open<P::Buffer>>,
     ) -> Pulled {
-        let mut budget = self.link.transmit.frames_each;
-        let mut space = connection.tcp.send_space() as usize;
+        let begun = open.as_ref().filter(|open| open.is_new()).map_or(0, Open::built) as usize;
+        let mut budget = self.link.transmit.frames_each - u32::from(begun > 0);
+        let mut space = (connection.tcp.send_space() as usize).saturating_sub(begun);
         let segment = connection.tcp.effective_mss() as usize;
         while space > 0 {
             let Phase::Running(running) = &mut connection.phase else { return Pulled::Dry };

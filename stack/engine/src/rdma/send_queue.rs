@@ -109,6 +109,12 @@ impl SendQueue {
         self.begun
     }
 
+    /// Whether there is an element that was not begun, as of the last look.
+    #[inline]
+    pub(crate) fn has_next(&self) -> bool {
+        self.ring.known() > self.begun
+    }
+
     /// The element that comes next, if none is being cut.
     #[inline]
     pub(crate) fn peek_next(&mut self) -> Option<Result<SendElement, MalformedElement>> {

@@ -1,0 +1,179 @@
+//! Posted Sends and Writes that leave in one segment, from their elements to the frame.
+
+use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
+use uwarp_memory::{Turn, kernels};
+use uwarp_wire::ddp::{Stag, TaggedOffset};
+
+use crate::api::work::{SendElement, SendFlags, SendOpcode};
+use crate::connection::phase::Phase;
+use crate::connection::{Connection, Record};
+use crate::core::Core;
+use crate::link::port::{Buffer, Port};
+use crate::link::transmit::offloads;
+use crate::rdma::choose::{header_len, send_kind};
+use crate::rdma::fpdu::Fpdu;
+use crate::rdma::lanes::Lanes;
+use crate::rdma::packing::Open;
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::running::{Ending, Limit, Running};
+use crate::rdma::send::{BALANCE_LIMIT, MESSAGE_COST};
+
+/// A connection whose next message is its own work, and whose FPDUs are records of TCP right away.
+#[inline]
+fn is_usual(connection: &Connection) -> bool {
+    let Phase::Running(running) = &connection.phase else { return false };
+    !(connection.gone | connection.to_self)
+        && connection.stream.is_none()
+        && connection.startup_frame.is_none()
+        && connection.template.is_some()
+        && running.outgoing.is_none()
+        && running.terminate.is_none()
+        && !matches!(running.limit, Limit::Pause(_))
+        && running.ending == Ending::No
+        && !running.transmits_markers()
+        && !running.stream.has_response()
+        && !running.stream.owes_ready_to_receive()
+        && running.stream.may_send_messages()
+        && connection.tcp.sends_at_once()
+}
+
+/// The next element, if it is a Send or Write of registered memory.
+#[inline]
+fn next_usual(queue_pair: &mut QueuePair) -> Option<SendElement> {
+    const OTHER: SendFlags = SendFlags::INLINE.union(SendFlags::FENCE);
+    let element = queue_pair.send.peek_next()?.ok()?;
+    (element.opcode.is_send_or_write() && element.flags.0 & OTHER.0 == 0).then_some(element)
+}
+
+/// Builds the FPDU of an element; returns its length. `None`: the element's memory is refused.
+#[inline]
+fn build(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &QueuePair,
+    element: &SendElement,
+    room: &mut [u8],
+) -> Option<usize> {
+    let header_len = header_len(element.opcode);
+    let place = room.get_mut(LENGTH_LEN..LENGTH_LEN + header_len)?;
+    if element.opcode == SendOpcode::Write {
+        place.copy_from_slice(&running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset)));
+    } else {
+        place.copy_from_slice(&running.stream.whole_send(send_kind(element)));
+    }
+    let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
+    let (mut at, mut index) = (0, 0);
+    while let Some(piece) = queue_pair.send.entry(element, index) {
+        fpdu.gather(turn, queue_pair.association, piece, &mut at).ok()?;
+        index += 1;
+    }
+    Some(fpdu.end())
+}
+
+/// Publishes the completions of elements that are done.
+#[inline]
+fn complete(lanes: &mut Lanes, connection: &Connection, queue_pair: &mut QueuePair) {
+    let acknowledged = connection.tcp.octets_acknowledged();
+    while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
+        queue_pair.complete_send(lanes, completion);
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Serves a connection whose posted work fits into one segment that may leave now. False: the general code has to serve
+    /// it. If there are FPDUs in `begun` then, their elements are used up, and it goes on with that record.
+    #[inline]
+    pub(crate) fn serve_hot(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+        let Some(connection) = self.connections.table.get_mut(index) else { return false };
+        let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
+        let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number) else { return false };
+        // Most connections without posted work end here, and so do Reads and atomics.
+        let Some(mut element) = next_usual(queue_pair) else { return false };
+        let link_is_usual = self.link.segmentation_parts <= 2
+            && self.link.transmit.frames_each > 0
+            && connection.epoch == self.net.neighbours.epoch()
+            && self.link.has_room();
+        if !link_is_usual || !is_usual(connection) || queue_pair.send.is_cutting() {
+            return false;
+        }
+        let segment = connection.tcp.effective_mss();
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        let limit = running.mulpdu(segment).min(self.config.iwarp.max_ulpdu);
+        let fits = |element: &SendElement, before: usize| {
+            let ulpdu_len = header_len(element.opcode) + element.length as usize;
+            ulpdu_len <= usize::from(limit) && before + fpdu_len(ulpdu_len) <= segment as usize
+        };
+        if !fits(&element, 0) || !self.link.has_share(connection.tcp.records()) {
+            return false;
+        }
+        let Some(buffer) = self.link.alloc() else { return false };
+        let mut open = Open::new(buffer);
+        let start = self.link.payload_start;
+        loop {
+            let room = open.room(&mut self.connections.records, start);
+            let Some(length) = room.and_then(|room| build(turn, running, queue_pair, &element, room)) else {
+                *begun = Some(open);
+                return false;
+            };
+            // Nobody waits for an answer: what was sent before gives no claim.
+            running.balance = (-i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
+            self.counters.fpdus_sent += 1;
+            open.add(length);
+            let position = connection.tcp.octets_pushed() + open.built();
+            let completion = queue_pair.send.finish_whole(&element, queue_pair.number, position);
+            queue_pair.complete_send(&mut self.rdma.lanes, completion);
+            match next_usual(queue_pair).filter(|next| fits(next, open.length())) {
+                Some(next) => element = next,
+                None => break,
+            }
+        }
+        let is_last = !queue_pair.send.has_next();
+        if is_last && queue_pair.send.begun() > 0 {
+            complete(&mut self.rdma.lanes, connection, queue_pair);
+        }
+        if !is_last || queue_pair.overflowed.is_some() {
+            *begun = Some(open);
+            return false;
+        }
+        connection.scheduled = false;
+        connection.quiet = queue_pair.send.is_idle();
+        self.send_open(index, open);
+        if self.connections.ready.is_empty() {
+            self.flush();
+        }
+        true
+    }
+
+    /// Hands TCP the record, and its segment to the device.
+    #[inline]
+    fn send_open(&mut self, index: u32, open: Open<P::Buffer>) {
+        let Some(connection) = self.connections.table.get_mut(index) else { return };
+        let (start, length) = (self.link.payload_start, open.length());
+        let (Some(mut buffer), Some(template)) = (open.into_new(), &connection.template) else { return };
+        let token = self.connections.records.next_token();
+        let segment = connection.tcp.send_at_once(self.now, token, length as u32);
+        let offload = self.link.offload_tcp;
+        let mut sum = 0;
+        if let Some(storage) = buffer.storage_mut()
+            && let Some((headroom, rest)) = storage.split_at_mut_checked(start)
+        {
+            if !offload {
+                sum = kernels::checksum_sum(rest.get(..length).unwrap_or(&[]));
+            }
+            let headers = template.prepend_usual(headroom, &segment, (!offload).then_some(sum));
+            debug_assert!(headers.is_some(), "the headroom takes all headers");
+            let headers = headers.unwrap_or(0);
+            buffer.set_range(start - headers, headers + length);
+            if offload {
+                buffer.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
+            }
+        }
+        let frame = buffer.share();
+        self.connections.records.insert(Record { buffer, length: length as u32, sum });
+        if let Some(deadline) = connection.next_deadline() {
+            self.connections.wheel.arm(index, deadline);
+        }
+        self.counters.hot_sent += 1;
+        self.enqueue(frame, false);
+    }
+}
