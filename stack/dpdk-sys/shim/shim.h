@@ -66,6 +66,8 @@ int uwarp_vhost_peer(uint16_t port);
 int uwarp_vhost_kick(int peer, uint16_t queue);
 /* Has the peer write to it (1), or no longer (0). Negative if that cannot be done. */
 int uwarp_vhost_announce(int peer, uint16_t queue, int on);
+/* Whether an address is in the memory that the peer shares. */
+int uwarp_vhost_maps(int peer, uintptr_t address);
 /* The socket of a queue of an af_packet port; negative if it is not found. */
 int uwarp_packet_socket(uint16_t port, uint16_t queue);
 

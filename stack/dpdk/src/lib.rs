@@ -28,6 +28,7 @@ mod port;
 mod queue;
 mod ring;
 mod signal;
+pub mod truncation;
 
 pub use device::{DeviceConfig, MemifRole};
 pub use eal::{Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory};

@@ -15,11 +15,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use uwarp::config::MacAddress;
 use uwarp::switch::protocol::{Answer, ClientStatus, Offer, Refusal, Request, Status, VERSION, Welcome, receive, send};
 use uwarp_app::{signals, usage};
-use uwarp_dpdk::Eal;
+use uwarp_dpdk::{Eal, truncation};
 
 use super::device::{self, Device};
 use super::listener::Listener;
 use super::pump::Pump;
+use super::watchdog::Watchdog;
 use super::{Options, addresses};
 use crate::core::{ClientId, DropReason, MAX_CLIENTS, MAX_LISTENING, ReserveError, Switch};
 
@@ -57,7 +58,7 @@ struct Client {
     id: ClientId,
     program: String,
     ports: (u16, u16),
-    _device: Device,
+    device: Device,
 }
 
 /// The daemon's state.
@@ -68,6 +69,7 @@ struct Control {
     eal: Eal,
     pump: Pump,
     listener: Listener,
+    watchdog: Watchdog,
     connections: Vec<Connection>,
 }
 
@@ -84,9 +86,11 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
     let switch = Switch::new(mac, options.mtu, &plain)
         .map_err(|error| usage(format!("{} cannot be an address of clients, or is one too many", error.0)))?;
     let eal = device::start(options.mtu)?;
+    truncation::survive().context("bus errors cannot be caught")?;
+    let watchdog = Watchdog::start(listener.devices())?;
     let pump = Pump::start(switch, eal.clone())?;
     let offer = Offer { addresses, mtu: options.mtu };
-    let mut control = Control { options, offer, mac, eal, pump, listener, connections: Vec::new() };
+    let mut control = Control { options, offer, mac, eal, pump, listener, watchdog, connections: Vec::new() };
     ready(&control.offer);
     control.run()
 }
@@ -113,6 +117,7 @@ impl Control {
                 self.accept()?;
             }
             self.expire()?;
+            self.expel()?;
             if self.connections.iter().any(|connection| connection.client.is_some()) {
                 unused_since = Instant::now();
             }
@@ -180,6 +185,28 @@ impl Control {
             !is_over
         });
         Ok(())
+    }
+
+    /// Ends the places of clients that did what would end or stop others.
+    fn expel(&mut self) -> anyhow::Result<()> {
+        let stalled = self.watchdog.take_found();
+        let truncated = truncation::take_replaced();
+        if stalled.is_empty() && truncated.is_none() {
+            return Ok(());
+        }
+        let is_stalled = |device: &Device| stalled.iter().any(|path| device.is_at(path));
+        let has_truncated = |device: &Device| truncated.is_some_and(|address| device.maps(address));
+        let is_expelled = |connection: &mut Connection| {
+            let Some(Client { id, program, device, .. }) = &connection.client else { return false };
+            let (stalled, truncated) = (is_stalled(device), has_truncated(device));
+            if stalled || truncated {
+                let reason = if stalled { "stopped in the middle of a message" } else { "truncated its memory" };
+                tracing::warn!(place = id.place(), program, "a client that {reason} loses its place");
+            }
+            stalled || truncated
+        };
+        let expelled: Vec<_> = self.connections.extract_if(.., is_expelled).collect();
+        expelled.into_iter().try_for_each(|connection| self.part(connection))
     }
 
     /// A connection is over.
@@ -274,7 +301,7 @@ impl Control {
             ports,
         });
         let is_heard = self.say(index, &welcome, Some(device.socket.as_fd()));
-        self.connections[index].client = Some(Client { id, program, ports, _device: device });
+        self.connections[index].client = Some(Client { id, program, ports, device });
         Ok(is_heard)
     }
 

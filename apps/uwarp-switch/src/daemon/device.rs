@@ -1,7 +1,9 @@
 //! A client's device: the host end of a virtio pair.
 
+use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,6 +65,18 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Whether its socket had this path.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        self.path == path
+    }
+
+    /// Whether an address is in memory that the client shares.
+    pub(super) fn maps(&self, address: usize) -> bool {
+        self.port.as_ref().is_some_and(|port| port.peer_maps(address))
+    }
+}
+
 impl Drop for Device {
     fn drop(&mut self) {
         // DPDK reads messages of devices on one thread, and waits for the rest of each: closing would wait for it.
@@ -75,15 +89,20 @@ impl Drop for Device {
 
 /// Ends this process's connections on a socket, which belong to DPDK.
 fn cut(path: &Path) -> anyhow::Result<()> {
-    let address = SocketAddrUnix::new(path)?;
-    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
     for entry in fs::read_dir("/proc/self/fd")?.flatten() {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A descriptor that was closed meanwhile does not matter.
-        let Ok(descriptor) = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()) else { continue };
-        if getsockname(&descriptor).is_ok_and(|name| name == address.clone().into()) {
-            let _ = shutdown(&descriptor, Shutdown::Both);
+        if let Some((connection, _)) = socket_of(number).filter(|(_, name)| name == path) {
+            let _ = shutdown(&connection, Shutdown::Both);
         }
     }
     Ok(())
+}
+
+/// A copy of one of this process's descriptors, which DPDK may close meanwhile, and its path, if it is a socket with one.
+pub(super) fn socket_of(number: i32) -> Option<(OwnedFd, PathBuf)> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).ok()?;
+    let descriptor = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok()?;
+    let name = SocketAddrUnix::try_from(getsockname(&descriptor).ok()?).ok()?;
+    let path = PathBuf::from(OsStr::from_bytes(name.path_bytes()?));
+    Some((descriptor, path))
 }

@@ -8,6 +8,7 @@ mod control;
 mod device;
 mod listener;
 mod pump;
+mod watchdog;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,8 +1,10 @@
 //! Clients without an engine, whose frames are made by hand.
 
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use uwarp::switch::protocol::{Answer, Request, VERSION, Welcome, connect, receive, send};
@@ -10,11 +12,12 @@ use uwarp::{Context, DeviceConfig};
 use uwarp_dpdk::{Eal, EalConfig, Mbuf, Port, PortOptions, Queue};
 use uwarp_vdev_tests::PATIENCE;
 use uwarp_vdev_tests::endpoint::{Endpoint, PORT, exchange};
+use uwarp_vdev_tests::peer::{self, Peer};
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Frame, Path as Route, TcpChecksum, classify, prepend_tcp};
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-use crate::rig::{LENGTH, REGION, Switch, config, is_peer, server, wait_for};
+use crate::rig::{LENGTH, REGION, Role, Switch, Task, config, is_peer, server, wait_for};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
@@ -27,11 +30,17 @@ struct Raw {
     _socket: OwnedFd,
 }
 
+/// Takes a place: its connection, and the socket of its device.
+fn join(socket: &Path) -> (OwnedFd, Welcome, OwnedFd) {
+    let socket = connect(socket).unwrap();
+    send(&socket, &Request::Join { version: VERSION, program: "raw".to_owned() }, None).unwrap();
+    let Some((Answer::Welcome(welcome), Some(device))) = receive(&socket).unwrap() else { panic!("no place") };
+    (socket, welcome, device)
+}
+
 impl Raw {
     fn join(socket: &Path) -> Raw {
-        let socket = connect(socket).unwrap();
-        send(&socket, &Request::Join { version: VERSION, program: "raw".to_owned() }, None).unwrap();
-        let Some((Answer::Welcome(welcome), Some(device))) = receive(&socket).unwrap() else { panic!("no place") };
+        let (socket, welcome, device) = join(socket);
         let eal = Eal::get().map_or_else(|| Eal::init(&EalConfig { memory_mib: 384, ..EalConfig::default() }), Ok);
         let config = DeviceConfig::VirtioUser {
             socket: format!("/proc/self/fd/{}", device.as_raw_fd()).into(),
@@ -128,4 +137,72 @@ fn a_program_that_does_not_read_holds_up_nobody() {
     wait_for("the last frame", || dropped().0 + dropped().1 >= 4000);
     let (sent, dropped) = dropped();
     assert!(sent < 4000 && sent + dropped == 4000, "{sent} sent, {dropped} dropped");
+}
+
+/// What [`Role::Truncator`] does.
+pub fn truncate(socket: &Path) {
+    let words = peer::words();
+    let raw = Raw::join(socket);
+    peer::tell("ready");
+    words.recv().expect("the test says when");
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let is_memory = std::fs::read_link(entry.path())
+            .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"));
+        if is_memory && let Ok(file) = std::fs::File::options().write(true).open(entry.path()) {
+            file.set_len(0).unwrap();
+        }
+    }
+    peer::tell("truncated");
+    // Closing its device would be its own end.
+    std::mem::forget(raw);
+    let _ = words.recv();
+}
+
+#[test]
+fn a_program_that_truncates_its_memory_loses_its_place_and_harms_nobody() {
+    const NAME: &str = "raw::a_program_that_truncates_its_memory_loses_its_place_and_harms_nobody";
+    if is_peer() {
+        return;
+    }
+    let switch = Switch::start();
+    // Before this process has such memory, whose descriptors it would inherit.
+    let task = Task { role: Role::Truncator, socket: switch.socket.clone(), port: 0 };
+    let mut truncator = Peer::start(NAME, &task);
+    assert_eq!(truncator.told(), "ready");
+    let server = server(NAME, &switch);
+    let context = Context::open(config(&switch.socket)).unwrap();
+    let mut endpoint = Endpoint::new(&context, REGION);
+    endpoint.connect(&context);
+    assert_eq!(switch.status().clients.len(), 3);
+    truncator.say("go");
+    assert_eq!(truncator.told(), "truncated");
+    wait_for("the end of its place", || switch.status().clients.len() == 2);
+    exchange(&mut endpoint, 5, LENGTH);
+    assert_eq!(server.told(), "answered");
+    // Killed here, unless it has met its missing memory itself.
+    drop(truncator);
+}
+
+#[test]
+fn a_program_that_stops_amid_its_devices_set_up_holds_up_nobody() {
+    // Of vhost-user: the front end's request, flags (version 1), octets that follow.
+    const GET_FEATURES: [u32; 3] = [1, 1, 0];
+    const SET_FEATURES: [u32; 3] = [2, 1, 8];
+    let octets = |words: [u32; 3]| words.map(u32::to_ne_bytes).concat();
+    let switch = Switch::start();
+    for deaf in [false, true] {
+        let (_socket, _, device) = join(&switch.socket);
+        let mut stalled = UnixStream::connect(format!("/proc/self/fd/{}", device.as_raw_fd())).unwrap();
+        stalled.write_all(&octets(if deaf { GET_FEATURES } else { SET_FEATURES })).unwrap();
+        std::thread::scope(|scope| {
+            if deaf {
+                // Asks for answers until it is cut off, and reads none.
+                scope.spawn(|| while stalled.write_all(&octets(GET_FEATURES)).is_ok() {});
+            }
+            let context = Context::open(config(&switch.socket)).unwrap();
+            wait_for("the end of its place", || switch.status().clients.len() == 1);
+            context.close().unwrap();
+        });
+        wait_for("the end of all places", || switch.status().clients.is_empty());
+    }
 }

@@ -116,6 +116,8 @@ pub enum Role {
     Server,
     /// Listens, says "ready"; told to, it connects to `port + 1` and exchanges; told once more, it ends.
     OneOfMany,
+    /// Joins with a device alone, says "ready"; told to, it truncates all memory that it shares.
+    Truncator,
     /// Says what `Config::from_environment` finds.
     Environment,
 }
@@ -126,6 +128,7 @@ pub fn is_peer() -> bool {
     match task.role {
         Role::Server => serve(&task),
         Role::OneOfMany => be_one_of_many(&task),
+        Role::Truncator => crate::raw::truncate(&task.socket),
         Role::Environment => match Config::from_environment() {
             Ok(config) => peer::tell(&format!("{:?} {:?}", config.switch, config.device.is_some())),
             Err(error) => peer::tell(&error.to_string()),

@@ -1,0 +1,79 @@
+//! Looks after the thread of DPDK that serves the devices' sockets. It waits for the rest of a message, and for room for an
+//! answer, as long as a client likes, and serves nobody meanwhile.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
+use rustix::net::{Shutdown, shutdown};
+
+use super::device;
+
+/// How often it looks. A client that holds the thread up at two looks is cut off.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The watchdog. Dropping it ends its thread.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    _alive: Sender<()>,
+    found: Arc<Mutex<Vec<PathBuf>>>,
+}
+
+impl Watchdog {
+    /// Watches over the sockets in `directory`.
+    pub(super) fn start(directory: &Path) -> anyhow::Result<Watchdog> {
+        let (alive, over) = bounded::<()>(0);
+        let found = Arc::new(Mutex::new(Vec::new()));
+        let (list, directory) = (Arc::clone(&found), directory.to_owned());
+        let body = move || {
+            let mut server = None;
+            let mut before = None;
+            while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                // DPDK starts the thread with the first device.
+                server = server.or_else(find_server);
+                let now = server.as_deref().and_then(descriptor_in_use);
+                if now.is_some()
+                    && now == before
+                    && let Some((connection, path)) = now.and_then(|number| connection(number, &directory))
+                {
+                    let _ = shutdown(&connection, Shutdown::Both);
+                    list.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+                }
+                before = now;
+            }
+        };
+        std::thread::Builder::new().name("uwarp-watchdog".to_owned()).spawn(body).context("no thread to watch with")?;
+        Ok(Watchdog { _alive: alive, found })
+    }
+
+    /// The sockets whose clients it has cut off since the last call.
+    pub(super) fn take_found(&self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The folder of the thread in /proc.
+fn find_server() -> Option<PathBuf> {
+    let threads = fs::read_dir("/proc/self/task").ok()?.flatten().map(|entry| entry.path());
+    // "vhost-events", or "dpdk-vhost-evt" from version 24 on.
+    threads.into_iter().find(|path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.contains("vhost-ev")))
+}
+
+/// The descriptor that the thread reads or writes right now, if its system call is none that waits for all.
+fn descriptor_in_use(thread: &Path) -> Option<i32> {
+    let text = fs::read_to_string(thread.join("syscall")).ok()?;
+    let mut words = text.split_ascii_whitespace();
+    words.next().filter(|word| *word != "running")?;
+    // Where a list of descriptors is given, this is an address, and no descriptor.
+    i32::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()
+}
+
+/// A connection on one of the sockets of a directory, by its number.
+fn connection(number: i32, directory: &Path) -> Option<(OwnedFd, PathBuf)> {
+    let (connection, path) = device::socket_of(number)?;
+    (path.parent() == Some(directory)).then_some((connection, path))
+}
