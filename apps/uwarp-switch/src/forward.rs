@@ -7,6 +7,9 @@ use uwarp_wire::ethernet;
 
 use crate::core::{ClientId, DropReason, MAX_CLIENTS, Probe, Switch, Verdict};
 
+/// The most frames that a client's device holds.
+const LONGEST_RING: usize = 1024;
+
 /// The switch with its clients' ports.
 #[derive(Debug)]
 pub struct Forwarder<P: Port> {
@@ -47,8 +50,15 @@ impl<P: Port> Forwarder<P> {
         self.ports[client.place()] = Some(port);
     }
 
-    /// A client is gone: frees all that it held, has its peers notice, and gives its port back.
+    /// Gives a reserved TCP port back. What the client sent from it before goes on.
+    pub fn release(&mut self, client: ClientId, port: u16) {
+        self.drain(client);
+        self.switch.release(client, port);
+    }
+
+    /// A client is gone: frees all that it held, has its peers notice, and gives its port back. What it sent before goes on.
     pub fn detach(&mut self, client: ClientId) -> Option<P> {
+        self.drain(client);
         let port = self.ports[client.place()].take();
         for Probe { to, frame } in self.switch.leave(client) {
             self.send(to, &frame);
@@ -62,16 +72,27 @@ impl<P: Port> Forwarder<P> {
 
     /// Takes one burst from every client and delivers it. Returns how many frames came.
     pub fn turn(&mut self) -> usize {
-        let mut frames = 0;
-        for from in ClientId::all() {
-            let Some(port) = &mut self.ports[from.place()] else { continue };
-            let mut batch = Batch::new();
-            frames += port.rx_burst(&mut batch);
-            for frame in batch {
-                self.forward(from, frame);
+        ClientId::all().map(|from| self.take_burst(from)).sum()
+    }
+
+    /// Delivers what waits from a client, at most a ring of it.
+    fn drain(&mut self, client: ClientId) {
+        for _ in 0..LONGEST_RING / BURST {
+            if self.take_burst(client) == 0 {
+                break;
             }
-            self.flush();
         }
+    }
+
+    #[inline]
+    fn take_burst(&mut self, from: ClientId) -> usize {
+        let Some(port) = &mut self.ports[from.place()] else { return 0 };
+        let mut batch = Batch::new();
+        let frames = port.rx_burst(&mut batch);
+        for frame in batch {
+            self.forward(from, frame);
+        }
+        self.flush();
         frames
     }
 

@@ -145,7 +145,7 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usi
             let _ = reply.send(forwarder.switch_mut().reserve(client, port));
         }
         Command::Release { client, port, reply } => {
-            forwarder.switch_mut().release(client, port);
+            forwarder.release(client, port);
             let _ = reply.send(());
         }
         Command::View { client, reply } => {

@@ -127,3 +127,17 @@ fn a_client_that_is_gone_is_reset_at_its_peers() {
     let counters = forwarder.switch().counters(client(0));
     assert_eq!((counters.answered, counters.sent), (1, 1));
 }
+
+/// A program gives its port back, or leaves, right behind its last segments.
+#[test]
+fn what_was_sent_before_a_port_is_given_back_or_its_client_leaves_goes_on() {
+    let (mut forwarder, mut ends) = rig(2, true);
+    let (zero, one) = (ends[0].1, ends[1].1);
+    assert_eq!(forwarder.switch_mut().reserve(client(1), 7471), Ok(7471));
+    assert!(send(&mut ends[1].0, 1, (7471, zero), 5));
+    forwarder.release(client(1), 7471);
+    assert_eq!(receive(&mut ends[0].0), [5]);
+    assert!(send(&mut ends[1].0, 1, (one, zero), 6));
+    assert!(forwarder.detach(client(1)).is_some());
+    assert_eq!(receive(&mut ends[0].0), [6]);
+}

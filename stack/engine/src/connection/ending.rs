@@ -94,6 +94,8 @@ impl<P: Port> Core<P> {
         if connection.scheduled {
             self.connections.ready.retain(|other| *other != index);
         }
+        // Its port may be given back to a switch now, which drops what comes from there later.
+        self.flush();
         self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
         self.connections.table.release(index);
         self.counters.connections_closed += 1;
