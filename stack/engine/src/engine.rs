@@ -1,50 +1,15 @@
 //! The engine's public face.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::task::Waker;
 
-use crossbeam::channel::Receiver;
-use uwarp_memory::{EngineEpoch, RegionTable};
-use uwarp_ring::Doorbells;
+use uwarp_memory::EngineEpoch;
 use uwarp_tcp::Instant;
 
-use crate::api::command::{AsyncEvent, Command, EventSink};
+use crate::api::channels::{EngineChannels, EngineError};
 use crate::api::config::EngineConfig;
 use crate::api::stats::{EngineStats, Work};
-use crate::connection::ports::ReservedPorts;
 use crate::core::Core;
-use crate::link::handoff::Handoff;
 use crate::link::port::{Batch, Descriptors, Port};
-
-/// What connects an engine to the rest of the program.
-#[derive(Debug)]
-pub struct EngineChannels {
-    /// The context's regions.
-    pub regions: Arc<RegionTable>,
-    /// Ports that no engine of the context chooses by itself.
-    pub ports: Arc<ReservedPorts>,
-    /// Doorbells of this engine, one a queue pair number.
-    pub doorbells: Arc<Doorbells>,
-    /// Commands from applications. Each is announced by [`Doorbells::ring_mailbox`](uwarp_ring::Doorbells::ring_mailbox).
-    pub commands: Receiver<Command>,
-    /// Receives asynchronous events.
-    pub events: EventSink<AsyncEvent>,
-    /// Wakes the engine's thread if it sleeps. Used by committers of durable regions, which answer from their own
-    /// threads.
-    pub waker: Option<Waker>,
-    /// Exchanges packets with the context's other engines; `None` if there are none.
-    pub handoff: Option<Handoff>,
-}
-
-/// Why an engine could not be created.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// A setting is out of bounds.
-    #[error("{0}")]
-    Config(&'static str),
-}
 
 /// The report of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

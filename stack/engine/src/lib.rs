@@ -29,7 +29,8 @@ pub use connection::ports::ReservedPorts;
 pub use link::{handoff, port, steering};
 pub use rdma::shared;
 
+pub use api::channels::{EngineChannels, EngineError};
 pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits};
-pub use engine::{Engine, EngineChannels, EngineError, Turned, Wakeup};
+pub use engine::{Engine, Turned, Wakeup};
 pub use port::{Buffer, Capabilities, LinkState, PoolLevels, Port};
 pub use stream::{Interest, StreamEnds, StreamFailure, StreamOptions};

@@ -63,7 +63,10 @@ impl Visit<'_> for Paths {
     fn visit_visibility(&mut self, _: &syn::Visibility) {}
 
     fn visit_path(&mut self, path: &syn::Path) {
-        self.add(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        // One name alone is something in scope, if not a variable.
+        if path.segments.len() > 1 {
+            self.add(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        }
         syn::visit::visit_path(self, path);
     }
 }

@@ -16,31 +16,15 @@ pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 pub use crate::api::event::{
-    AsyncEvent, ConnectFailure, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent, EventSink,
-    TerminateCode, Watch, Watched, WatchedEvent, Watcher,
+    AsyncEvent, ConnectFailure, ConnectionEvent, ConnectionRequest, ControlError, DisconnectReason, EstablishedEvent,
+    EventSink, TerminateCode, Watch, Watched, WatchedEvent, Watcher,
 };
+use crate::api::faults::FaultRates;
+pub use crate::api::ids::{CompletionQueueId, ListenerId, RequestId};
 use crate::api::stats::{EngineStats, TcpInfo};
 use crate::api::work::Completion;
 use crate::bytestream::ends::{IncomingStream, StreamEnds, StreamOptions, StreamSetup, StreamShared};
-use crate::ports::decorated::FaultRates;
 use crate::rdma::shared::SharedReceives;
-
-/// Number of a completion queue, unique in its context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CompletionQueueId(pub u32);
-
-/// Number of a listener, unique in its context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ListenerId(pub u32);
-
-/// One connection request that waits for accept or reject, on one engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RequestId {
-    /// Index of the engine that holds it: accept and reject go to this engine's mailbox.
-    pub engine: u16,
-    /// The engine's handle, never used again for another request.
-    pub handle: u64,
-}
 
 /// A message to an engine.
 #[derive(Debug)]
@@ -423,33 +407,4 @@ pub struct AcceptParameters {
     pub queue_pair: u32,
     /// Options of the start-up.
     pub options: StartupOptions,
-}
-
-/// Why a command failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ControlError {
-    /// The port has a listener.
-    #[error("TCP port {0} has a listener already: stop it or choose another port")]
-    PortInUse(u16),
-    /// Port 0 or another value that cannot be.
-    #[error("a listener needs a TCP port from 1 to 65535")]
-    BadPort,
-    /// An address to listen on that is not one of this side's.
-    #[error("{0} is none of this context's addresses")]
-    NotOwn(IpAddr),
-    /// A configured limit is reached.
-    #[error("the configured limit of {0} is reached: raise limits")]
-    Limit(&'static str),
-    /// A file could not be written.
-    #[error("cannot write {path}: {cause}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        cause: String,
-    },
-    /// The engine is shutting down.
-    #[error("the context is closing")]
-    ShuttingDown,
 }

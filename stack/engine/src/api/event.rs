@@ -1,10 +1,11 @@
 //! Events for applications, and why connections fail and end.
 
-use crate::api::command::{CompletionQueueId, ListenerId, RequestId};
+use crate::api::ids::{CompletionQueueId, ListenerId, RequestId};
 use crate::api::work::Status;
 use crate::rdma::shared::SharedReceiveQueueId;
 use crossbeam::channel::Sender;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uwarp_ring::Notifier;
 
@@ -331,4 +332,33 @@ impl<T> EventSink<T> {
             notifier.fire_if_armed();
         }
     }
+}
+
+/// Why a command failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The port has a listener.
+    #[error("TCP port {0} has a listener already: stop it or choose another port")]
+    PortInUse(u16),
+    /// Port 0 or another value that cannot be.
+    #[error("a listener needs a TCP port from 1 to 65535")]
+    BadPort,
+    /// An address to listen on that is not one of this side's.
+    #[error("{0} is none of this context's addresses")]
+    NotOwn(IpAddr),
+    /// A configured limit is reached.
+    #[error("the configured limit of {0} is reached: raise limits")]
+    Limit(&'static str),
+    /// A file could not be written.
+    #[error("cannot write {path}: {cause}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// The engine is shutting down.
+    #[error("the context is closing")]
+    ShuttingDown,
 }

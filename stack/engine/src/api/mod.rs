@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
-use crossbeam::channel::Receiver;
+use crossbeam::channel::{Receiver, Sender};
 use uwarp_ring::Doorbells;
+use uwarp_tcp::Instant;
 
-use crate::api::command::{AsyncEvent, Command, EventSink};
-use crate::connection::shutdown::Shutdown;
+use crate::api::command::{AsyncEvent, Command, EventSink, ShutdownReport};
 
+pub(crate) mod channels;
 pub mod command;
 pub(crate) mod completion;
 pub mod config;
 pub(crate) mod counters;
 pub(crate) mod event;
+pub(crate) mod faults;
+mod ids;
 mod mailbox;
 pub(crate) mod snapshot;
 pub mod stats;
@@ -27,6 +30,18 @@ pub(crate) struct Control {
     /// Queue pairs and plain streams whose doorbells rang and that were not served yet.
     pub(crate) rung: Vec<u32>,
     pub(crate) shutdown: Option<Shutdown>,
+}
+
+/// A shutdown under way.
+#[derive(Debug)]
+pub(crate) struct Shutdown {
+    pub(crate) until: Instant,
+    /// From then on no connection is waited for that lacks only the acknowledgment of its FIN.
+    pub(crate) patient_until: Instant,
+    /// When frames that the device has not taken are dropped, once all connections are done.
+    pub(crate) drop_at: Option<Instant>,
+    pub(crate) report: ShutdownReport,
+    pub(crate) done: Option<Sender<ShutdownReport>>,
 }
 
 impl Control {

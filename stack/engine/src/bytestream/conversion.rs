@@ -4,23 +4,15 @@
 //! Meanwhile the application lends its half of the stream to the engine. If the start-up ends in a rejection, it gets
 //! that back, and the stream continues behind the Reply.
 
-use crossbeam::channel::Sender;
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
 
 use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
-use crate::bytestream::ends::StreamEnds;
+use crate::bytestream::streaming::Lent;
 use crate::connection::Connection;
 use crate::connection::phase::{Origin, Phase, Responding, StreamLimit};
 use crate::connection::slab::Handle;
 use crate::core::Core;
 use crate::link::port::Port;
-
-/// The application's half of a stream while MPA starts up.
-#[derive(Debug)]
-pub(crate) struct Lent {
-    pub(crate) ends: StreamEnds,
-    pub(crate) returned: Sender<StreamEnds>,
-}
 
 impl<P: Port> Core<P> {
     /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up.

@@ -1,7 +1,7 @@
 //! The engine's half of a plain stream.
 
-use crate::bytestream::conversion::Lent;
-use crate::bytestream::ends::{Interest, StreamFailure, StreamSetup, StreamShared};
+use crate::bytestream::ends::{Interest, StreamEnds, StreamFailure, StreamSetup, StreamShared};
+use crossbeam::channel::Sender;
 use std::sync::Arc;
 use uwarp_memory::kernels;
 use uwarp_ring::{ByteConsumer, ByteProducer};
@@ -120,4 +120,11 @@ impl Drop for Streaming {
         self.receive.close();
         self.shared.fire(Interest::BOTH.and(Interest::URGENT));
     }
+}
+
+/// The application's half of a stream while MPA starts up.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) ends: StreamEnds,
+    pub(crate) returned: Sender<StreamEnds>,
 }

@@ -22,6 +22,7 @@ pub(crate) mod guesses;
 pub(crate) mod listener;
 pub(crate) mod phase;
 pub(crate) mod ports;
+mod ready;
 pub(crate) mod shares;
 pub(crate) mod shutdown;
 pub(crate) mod slab;

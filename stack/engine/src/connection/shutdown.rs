@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uwarp_tcp::{Instant, State};
 
+use crate::api::Shutdown;
 use crate::api::command::{AsyncEvent, DisconnectReason, ShutdownReport};
 use crate::api::work::Status;
 use crate::connection::Connection;
@@ -15,18 +16,6 @@ const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
 
 /// How long a shutdown waits for a mere acknowledgment of a FIN: long enough for several retransmissions.
 const FIN_GRACE: Duration = Duration::from_millis(250);
-
-/// A shutdown under way.
-#[derive(Debug)]
-pub(crate) struct Shutdown {
-    pub(crate) until: Instant,
-    /// From then on no connection is waited for that lacks only the acknowledgment of its FIN.
-    pub(crate) patient_until: Instant,
-    /// When frames that the device has not taken are dropped, once all connections are done.
-    pub(crate) drop_at: Option<Instant>,
-    pub(crate) report: ShutdownReport,
-    pub(crate) done: Option<crossbeam::channel::Sender<ShutdownReport>>,
-}
 
 impl<P: Port> Core<P> {
     /// Begins a shutdown.

@@ -5,19 +5,18 @@
 //! the frame into the owner's ring. ARP and Neighbor Discovery go to every engine. All of this is counted. A packet
 //! that arrives where it should takes no part in it.
 
+mod exchange;
+
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use uwarp_memory::Turn;
 pub use uwarp_ring::Claim;
 use uwarp_ring::{Claims, Consumer, Notifier, Producer, ring};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 
 use crate::connection::flow::KeyedHash;
-use crate::core::Core;
-use crate::link::port::{BURST, Buffer, Port};
 
 /// Octets of one slot of a ring.
 const SLOT: usize = 256;
@@ -200,80 +199,6 @@ impl Handoff {
             return Some(word & VERIFIED != 0);
         }
         None
-    }
-}
-
-impl<P: Port> Core<P> {
-    /// Hands a segment with a verified checksum to the engine that has its flow. False: no other engine has it, so this
-    /// engine must handle the segment.
-    #[cold]
-    pub(crate) fn hand_off(&mut self, flow: &FlowKey, buffer: &P::Buffer) -> bool {
-        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
-        let Some(owner) = handoff.owner(flow) else { return false };
-        let pieces = (0..buffer.segment_count()).filter_map(|index| buffer.segment(index));
-        let sent = handoff.send(owner, buffer.total_len(), true, pieces);
-        self.count_handed_off(sent);
-        true
-    }
-
-    /// The same for a frame in memory that concerns a flow: an ICMP error.
-    pub(crate) fn hand_off_octets(&mut self, flow: &FlowKey, octets: &[u8]) -> bool {
-        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
-        let Some(owner) = handoff.owner(flow) else { return false };
-        let sent = handoff.send(owner, octets.len(), false, std::iter::once(octets));
-        self.count_handed_off(sent);
-        true
-    }
-
-    /// Copies a frame to all other engines: ARP and Neighbor Discovery arrive at one queue only.
-    pub(crate) fn share(&mut self, octets: &[u8]) {
-        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return };
-        let (mut sent, mut lost) = (0, 0);
-        for engine in 0..handoff.out.len() {
-            if handoff.out[engine].is_none() {
-                continue;
-            }
-            match handoff.send(engine as u16, octets.len(), false, std::iter::once(octets)) {
-                true => sent += 1,
-                false => lost += 1,
-            }
-        }
-        self.counters.handed_off += sent;
-        for _ in 0..lost {
-            self.count_drop(crate::api::stats::DropReason::HandoffFull);
-        }
-    }
-
-    fn count_handed_off(&mut self, sent: bool) {
-        if sent {
-            self.counters.handed_off += 1;
-        } else {
-            self.count_drop(crate::api::stats::DropReason::HandoffFull);
-        }
-    }
-
-    /// Takes the frames that other engines have handed over.
-    #[cold]
-    pub(crate) fn run_handoff(&mut self, turn: &Turn<'_>) {
-        let Some(handoff) = &mut self.link.handoff else { return };
-        handoff.second_hand = true;
-        let mut octets = std::mem::take(&mut handoff.scratch);
-        for _ in 0..BURST {
-            let received = self.link.handoff.as_mut().and_then(|handoff| handoff.receive(&mut octets));
-            let Some(verified) = received else { break };
-            self.counters.taken_over += 1;
-            self.receive_octets(turn, &octets, verified);
-        }
-        if let Some(handoff) = &mut self.link.handoff {
-            handoff.second_hand = false;
-            handoff.scratch = octets;
-        }
-    }
-
-    /// Whether the frame in work came from another engine. It is not handed over again, and that engine has sent any
-    /// answer.
-    pub(crate) fn is_second_hand(&self) -> bool {
-        self.link.handoff.as_ref().is_some_and(|handoff| handoff.second_hand)
     }
 }
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use arrayvec::ArrayVec;
 use serde::{Deserialize, Serialize};
 
-use crate::api::command::ControlError;
-use crate::ports::decorated::FaultRates;
+use crate::api::event::ControlError;
+use crate::api::faults::FaultRates;
 
 /// Most frames in one burst, received or sent.
 pub const BURST: usize = 32;

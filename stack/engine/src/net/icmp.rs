@@ -1,8 +1,5 @@
 //! ICMP and ICMPv6: echoes, errors received, errors sent.
 
-use std::time::Duration;
-
-use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::frame::{Icmp6Frame, IcmpFrame, Refusal, RefusedFrame, Route, emit_icmp, emit_icmp6};
 use uwarp_wire::icmp::{self, IcmpMessage, QuotedTcp};
@@ -21,43 +18,6 @@ const UDP: u8 = 17;
 const QUOTED4: usize = 576 - ipv4::HEADER_LEN - icmp::HEADER_LEN;
 /// The same for ICMPv6, within 1280 octets (RFC 4443 §2.4 (c)).
 const QUOTED6: usize = ipv6::MINIMUM_MTU as usize - ipv6::HEADER_LEN - icmp6::HEADER_LEN;
-
-/// A token bucket with a rate of errors a second and a burst of a tenth of that.
-#[derive(Debug)]
-pub(crate) struct ErrorLimit {
-    /// Time that one error costs; zero: no errors are sent.
-    cost: Duration,
-    burst: u32,
-    tokens: u32,
-    filled_at: Instant,
-}
-
-impl ErrorLimit {
-    pub(crate) fn new(a_second: u32) -> ErrorLimit {
-        let burst = if a_second == 0 { 0 } else { (a_second / 10).max(1) };
-        let cost = Duration::from_secs(1).checked_div(a_second).unwrap_or_default();
-        ErrorLimit { cost, burst, tokens: burst, filled_at: Instant::ZERO }
-    }
-
-    /// Whether an error may be sent now.
-    fn admits(&mut self, now: Instant) -> bool {
-        if self.burst == 0 {
-            return false;
-        }
-        while self.tokens < self.burst && self.filled_at + self.cost <= now {
-            self.tokens += 1;
-            self.filled_at += self.cost;
-        }
-        if self.tokens == self.burst {
-            self.filled_at = now;
-        }
-        if self.tokens == 0 {
-            return false;
-        }
-        self.tokens -= 1;
-        true
-    }
-}
 
 impl<P: Port> Core<P> {
     pub(crate) fn receive_icmp(&mut self, frame: &IcmpFrame<'_>) {

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use uwarp_tcp::Instant;
 
-use crate::core::Core;
-use crate::link::port::Port;
 use crate::net::addresses::Addresses;
-use crate::net::icmp::ErrorLimit;
+use crate::net::error_limit::ErrorLimit;
 use crate::net::neighbours::Neighbours;
 use crate::net::path::Paths;
 use crate::net::reassembly::Reassembly;
 
 pub(crate) mod addresses;
 pub(crate) mod discovery;
+pub(crate) mod error_limit;
 mod fragments;
 pub(crate) mod icmp;
 pub(crate) mod neighbours;
 pub(crate) mod path;
 pub(crate) mod reassembly;
+mod resolution;
 
 /// Time between two announcements (ANNOUNCE_INTERVAL of RFC 5227 §1.1).
 pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
@@ -44,24 +44,4 @@ pub(crate) struct Net {
     pub(crate) defended_at: Option<Instant>,
     /// When rare work is due: addresses, announcements.
     pub(crate) chores_at: Option<Instant>,
-}
-
-impl<P: Port> Core<P> {
-    pub(crate) fn run_neighbours(&mut self) {
-        self.net.neighbours.on_deadline(self.now);
-        self.flush_requests();
-        while let Some(address) = self.net.neighbours.poll_unreachable() {
-            self.on_unreachable(address);
-        }
-        if self.net.known_epoch != self.net.neighbours.epoch() {
-            self.net.known_epoch = self.net.neighbours.epoch();
-            while let Some(index) = self.net.unresolved.pop() {
-                self.counters.connections_scanned += 1;
-                if let Some(connection) = self.connections.table.get_mut(index) {
-                    connection.unresolved = false;
-                    Self::schedule(&mut self.connections.ready, index, connection);
-                }
-            }
-        }
-    }
 }

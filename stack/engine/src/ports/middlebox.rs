@@ -15,22 +15,12 @@
 use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
-use serde::{Deserialize, Serialize};
 use uwarp_wire::checksum;
 use uwarp_wire::tcp::TcpFlags;
 
-use crate::link::port::{Buffer, ChecksumStatus};
+pub use crate::api::faults::Recutting;
 
-/// How often segments suffer, as probabilities from 0 to 1.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Recutting {
-    /// The segment is cut into up to seven pieces, or into single octets if it has at most eight.
-    pub cutting: f64,
-    /// The segment, or piece, is joined with following ones from the same two bursts, up to an IP packet of 65,535
-    /// octets: a chain of buffers.
-    pub joining: f64,
-}
+use crate::link::port::{Buffer, ChecksumStatus};
 
 const ETHERNET: usize = 14;
 /// The longest IP packet.

@@ -15,16 +15,17 @@
 //! nanoseconds a line, which is cheaper than asking a thread. More is written back in parts, a bounded number of octets
 //! a turn, for all waiting streams in turn.
 
+mod held;
 mod shares;
 
 use uwarp_iwarp::Fault;
 use uwarp_iwarp::Stream;
-use uwarp_iwarp::stream::{CommitTicket, InboundCommit};
-use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, KeptRange, Turn};
+use uwarp_iwarp::stream::InboundCommit;
+use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, Turn};
 
+pub(crate) use self::held::{Held, Hold, WaitingCommit, WrittenRanges};
 pub(crate) use self::shares::Commits;
 use self::shares::{Asker, Ended};
-use crate::api::command::CompletionQueueId;
 use crate::api::work::{Completion, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
@@ -34,92 +35,6 @@ use crate::link::port::Port;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
 use crate::rdma::running::Running;
-
-/// Ranges of writes that a queue pair stores singly. Beyond that they are joined, and more is made durable than
-/// necessary.
-const RANGES: usize = 16;
-
-/// A peer's commit that begins when the atomics before it were executed.
-#[derive(Debug)]
-pub(crate) struct WaitingCommit {
-    ticket: CommitTicket,
-    ranges: Vec<KeptRange>,
-    /// What is known already.
-    status: CommitStatus,
-}
-
-/// A received message that waits for a commit, or behind one that does.
-#[derive(Debug)]
-pub(crate) struct Held {
-    completion: Completion,
-    queue: CompletionQueueId,
-    /// The commit that it waits for.
-    waits_for: Option<u64>,
-    /// The peer's requests that arrived before it.
-    requests: u64,
-}
-
-impl Held {
-    /// Whether the stream's next response belongs to a request that arrived after this message, and so must wait for
-    /// its delivery: a response implies that the messages before its request are complete (RFC 5040 appendix B, RFC
-    /// 7306 §7).
-    pub(crate) fn precedes_response(&self, stream: &Stream) -> bool {
-        stream.requests_answered() >= self.requests
-    }
-}
-
-/// What a peer has written to transparent regions and is not known to be durable.
-#[derive(Debug, Default)]
-pub(crate) struct WrittenRanges(Vec<KeptRange>);
-
-impl WrittenRanges {
-    fn add(&mut self, range: KeptRange) {
-        // Most writes continue the previous one.
-        if self.0.iter_mut().rev().any(|earlier| earlier.extend(&range)) {
-            return;
-        }
-        if self.0.len() >= RANGES
-            && let Some(earlier) = self.0.iter_mut().find(|earlier| earlier.is_beside(&range))
-        {
-            return earlier.span(&range);
-        }
-        self.0.push(range);
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    /// Restores ranges that could not be made durable.
-    fn put_back(&mut self, ranges: WrittenRanges) {
-        for range in ranges.0 {
-            self.add(range);
-        }
-    }
-
-    /// Reuses the memory of ranges that are done.
-    fn reuse(&mut self, mut ranges: WrittenRanges) {
-        if self.0.capacity() == 0 {
-            ranges.clear();
-            *self = ranges;
-        }
-    }
-}
-
-/// What a received message waits for.
-pub(crate) enum Hold {
-    /// Nothing.
-    Free,
-    /// Nothing any more, but a commit has failed.
-    Failed,
-    /// A commit.
-    Commit(u64),
-}
 
 impl<P: Port> Core<P> {
     /// Takes a commit that the peer requests.
@@ -331,8 +246,10 @@ impl<P: Port> Core<P> {
 
 #[cfg(test)]
 mod tests {
+    use super::held::RANGES;
     use super::*;
     use hashbrown::HashMap;
+    use uwarp_memory::KeptRange;
     use uwarp_memory::{Access, Association, DomainId, RegionTable, Scope, Store, StreamId, TaggedBase};
 
     #[test]

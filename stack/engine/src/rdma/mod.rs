@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use uwarp_tcp::Instant;
 
-use crate::core::Core;
-use crate::link::port::Port;
 use crate::rdma::commits::Commits;
 use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
-use crate::rdma::queue_pair::{QueuePair, Stage};
+use crate::rdma::queue_pair::QueuePair;
 
 pub(crate) mod choose;
 pub(crate) mod commits;
+mod doorbells;
 pub(crate) mod failure;
 pub(crate) mod fpdu;
 pub(crate) mod gathers;
@@ -72,38 +71,5 @@ impl Rdma {
         if self.sweep_at.is_none() {
             self.sweep_at = Some(now + SWEEP_INTERVAL);
         }
-    }
-}
-
-impl<P: Port> Core<P> {
-    pub(crate) fn run_doorbells(&mut self) {
-        while let Some(number) = self.control.rung.pop() {
-            if let Some(index) = number.checked_sub(self.config.limits.queue_pairs) {
-                self.schedule_index(index);
-                continue;
-            }
-            let Some(queue_pair) = self.rdma.queue_pair(number) else { continue };
-            match queue_pair.connection {
-                Some(index) => self.schedule_index(index),
-                None if queue_pair.stage == Stage::Error => {
-                    self.flush_queue_pair_number(number);
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// Flushes what was posted to queue pairs in the error state without a doorbell.
-    pub(crate) fn sweep(&mut self) {
-        let mut failed = std::mem::take(&mut self.rdma.failed);
-        failed.retain(|number| {
-            let in_error = self.rdma.queue_pair(*number).is_some_and(|queue_pair| queue_pair.stage == Stage::Error);
-            if in_error {
-                self.flush_queue_pair_number(*number);
-            }
-            in_error
-        });
-        self.rdma.sweep_at = (!failed.is_empty()).then(|| self.now + SWEEP_INTERVAL);
-        self.rdma.failed = failed;
     }
 }

@@ -15,7 +15,7 @@ use uwarp_memory::{
 };
 use uwarp_tcp::Instant;
 
-use super::WrittenRanges;
+use super::held::WrittenRanges;
 use crate::api::config::IwarpConfig;
 use crate::connection::slab::Handle;
 

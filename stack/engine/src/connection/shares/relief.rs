@@ -1,0 +1,109 @@
+//! Who has to give way.
+
+use super::{REVIEW, WATCH, Watched, is_silent};
+use crate::api::command::DisconnectReason;
+use crate::connection::slab::Handle;
+use crate::core::Core;
+use crate::link::port::Port;
+use uwarp_wire::address::IpAddress;
+
+impl<P: Port> Core<P> {
+    /// The handshake of a passive connection is done; its MPA Request may come.
+    pub(crate) fn await_request(&mut self, index: u32, port: u16) {
+        let table = &self.connections.table;
+        let (Some(handle), Some(listener)) =
+            (table.reserved_handle(index), self.connections.opening.listeners.get_mut(&port))
+        else {
+            return;
+        };
+        let order = &mut listener.silent.order;
+        // At most a backlog of connections is pending, so the amortised cost for each new one is small.
+        if order.len() >= 2 * listener.backlog as usize {
+            order.retain(|handle| table.resolve(*handle).and_then(|index| table.get(index)).is_some_and(is_silent));
+        }
+        order.push_back(handle);
+    }
+
+    /// Whether a full listener makes room for a connection from `source`: the longest silent connection is evicted,
+    /// unless `source` has half of the places already.
+    pub(crate) fn make_room(&mut self, port: u16, source: IpAddress) -> bool {
+        let Some(listener) = self.connections.opening.listeners.get_mut(&port) else { return false };
+        if listener.silent.by_source.get(&source).is_some_and(|count| 2 * count >= listener.backlog) {
+            return false;
+        }
+        let table = &self.connections.table;
+        while let Some(handle) = listener.silent.order.pop_front() {
+            let index = table.resolve(handle);
+            if let Some(index) = index.filter(|index| table.get(*index).is_some_and(is_silent)) {
+                self.evict(index);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Some connections get no transmit buffer: ends the one that holds most of those whose peers are too slow (RFC
+    /// 6429). A connection is observed for [`WATCH`] before. None is ended while most buffers return within that time.
+    #[cold]
+    pub(crate) fn relieve(&mut self) {
+        let pressure = &mut self.connections.pressure;
+        if self.now < pressure.review_at {
+            return;
+        }
+        if self.now > pressure.review_at + 10 * REVIEW {
+            // There were enough buffers meanwhile.
+            pressure.watched.clear();
+            pressure.condemned.clear();
+        }
+        pressure.review_at = self.now + REVIEW;
+        if pressure.watched.is_empty() || self.now >= pressure.watched_since + WATCH {
+            self.watch();
+        }
+        while let Some(handle) = self.connections.pressure.condemned.pop() {
+            if let Some(index) = self.connections.table.resolve(handle) {
+                return self.evict(index);
+            }
+        }
+    }
+
+    /// Finds the connections that were too slow since the last observation, and starts to observe all that hold
+    /// buffers.
+    fn watch(&mut self) {
+        let (table, pressure) = (&self.connections.table, &mut self.connections.pressure);
+        self.counters.connections_scanned += table.len() as u64;
+        let elapsed = self.now - pressure.watched_since;
+        let least = u64::from(self.config.limits.least_rate) * elapsed.as_secs();
+        let mut slow: Vec<(usize, Handle)> = Vec::new();
+        let (mut held, mut taken) = (0, 0);
+        for watched in pressure.watched.drain(..) {
+            held += watched.held();
+            let connection = table.resolve(watched.handle).and_then(|index| table.get(index));
+            taken += connection.map_or(watched.held(), |connection| watched.taken(connection));
+            if let Some(connection) = connection.filter(|connection| watched.is_too_slow(connection, least)) {
+                slow.push((connection.tcp.records(), watched.handle));
+            }
+        }
+        if taken > held / 2 {
+            // Buffers circulate: they are scarce, but no connection withholds them. A slow connection may just be
+            // unlucky.
+            slow.clear();
+        }
+        slow.sort_unstable_by_key(|(records, _)| *records);
+        pressure.condemned = slow.into_iter().map(|(_, handle)| handle).collect();
+        pressure.watched_since = self.now;
+        for (index, connection) in table.iter().filter(|(_, connection)| connection.tcp.records() > 0) {
+            let Some(handle) = table.reserved_handle(index) else { continue };
+            let (acknowledged, pushed) = (connection.tcp.octets_acknowledged(), connection.tcp.octets_pushed());
+            pressure.watched.push(Watched { handle, acknowledged, pushed });
+        }
+    }
+
+    /// Ends a connection whose resources others need.
+    fn evict(&mut self, index: u32) {
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        self.counters.evicted += 1;
+        connection.ends_by(DisconnectReason::TimedOut);
+        self.abort(&mut connection);
+        self.put_back(index, connection);
+    }
+}
