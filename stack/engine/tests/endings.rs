@@ -351,3 +351,24 @@ fn a_failed_device_flushes_everything() {
     assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::LocalError(Status::Fatal));
     assert_eq!(world.hosts[0].events.try_recv(), Ok(AsyncEvent::DeviceFatal { cause: "pulled out".to_owned() }));
 }
+
+/// The acknowledgment of a message is delayed for a while, in which its receiver may go.
+#[test]
+fn a_message_that_was_received_completes_though_its_receivers_queue_pair_is_taken_away() {
+    let options = PairOptions { complete_on_ack: true, ..PairOptions::default() };
+    let (mut world, mut client, mut server, _) = joined_with(options);
+    // The first is acknowledged at once: its segment is the second that the server gets.
+    for id in 1..=2 {
+        assert!(server.post_receive(id, &[]));
+        client.post_simple(id, SendOpcode::Send, None, (0, 0));
+        let received = completions(&mut world, &mut server, 1, SECOND);
+        assert_eq!(received.iter().map(|one| (one.id, one.status)).collect::<Vec<_>>(), [(id, Status::Success)]);
+    }
+    let (reply, rings) = unbounded();
+    world.hosts[1].command(Command::AbandonQueuePair { queue_pair: server.number, reply });
+    assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::PeerClosed);
+    assert!(rings.try_recv().expect("an answer").is_some());
+    let done: Vec<_> = client.poll_all().iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(done, [(1, Status::Success), (2, Status::Success)]);
+    nothing_left(&mut world);
+}

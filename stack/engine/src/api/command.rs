@@ -63,8 +63,8 @@ pub enum Command {
         /// Receives a message when the engine has removed it.
         done: Option<Sender<()>>,
     },
-    /// Takes a queue pair away at once: its connection is reset, nothing of it completes any more, and completions that have
-    /// no room in their lanes yet are dropped.
+    /// Takes a queue pair away at once: nothing of it completes any more, and completions that have no room in their lanes yet
+    /// are dropped. Its connection is reset, or closed if the peer has acknowledged all that was sent.
     AbandonQueuePair {
         /// Its number.
         queue_pair: u32,

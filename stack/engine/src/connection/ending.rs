@@ -408,24 +408,29 @@ impl<P: Port> Core<P> {
         {
             connection.queue_pair = None;
             queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
-            match &connection.phase {
-                Phase::Running(running) if running.terminate.is_some() || matches!(running.limit, Limit::Close(_)) => {
-                    // A Terminate is still to be sent, or the peer may not have read it: a reset, the answer to
-                    // unwanted data, could overtake it. Its own time limit runs.
-                }
-                Phase::Running(_) | Phase::Closing(_) => {
-                    let discarded = self.rdma.gathers.resume(&mut connection);
-                    self.rdma.gathers.give(discarded);
-                    self.finish_tcp(&mut connection);
-                }
-                Phase::Initiating(_)
-                | Phase::Responding(_)
-                | Phase::Requested(_)
-                | Phase::Incoming(_)
-                | Phase::Stream(_) => self.abort(&mut connection),
-            }
+            self.leave_to_tcp(&mut connection);
             Self::schedule(&mut self.connections.ready, index, &mut connection);
             self.put_back(index, connection);
+        }
+    }
+
+    /// The queue pair of a connection is gone.
+    fn leave_to_tcp(&mut self, connection: &mut Connection) {
+        match &connection.phase {
+            Phase::Running(running) if running.terminate.is_some() || matches!(running.limit, Limit::Close(_)) => {
+                // A Terminate is still to be sent, or the peer may not have read it: a reset, the answer to unwanted
+                // data, could overtake it. Its own time limit runs.
+            }
+            Phase::Running(_) | Phase::Closing(_) => {
+                let discarded = self.rdma.gathers.resume(connection);
+                self.rdma.gathers.give(discarded);
+                self.finish_tcp(connection);
+            }
+            Phase::Initiating(_)
+            | Phase::Responding(_)
+            | Phase::Requested(_)
+            | Phase::Incoming(_)
+            | Phase::Stream(_) => self.abort(connection),
         }
     }
 
@@ -440,11 +445,18 @@ impl<P: Port> Core<P> {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
             queue_pair.tell_end(DisconnectReason::Aborted);
-            // Messages that were delivered are not lost for their sender because this side leaves.
-            if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(self.now) {
-                self.send_last(&connection, acknowledgment.header);
+            if has_said_all(&connection) {
+                // A reset could overtake the acknowledgment of messages that have completed here, and the peer's would
+                // fail.
+                self.leave_to_tcp(&mut connection);
+                Self::schedule(&mut self.connections.ready, index, &mut connection);
+            } else {
+                // Messages that were delivered are not lost for their sender because this side leaves.
+                if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(self.now) {
+                    self.send_last(&connection, acknowledgment.header);
+                }
+                self.abort(&mut connection);
             }
-            self.abort(&mut connection);
             self.put_back(index, connection);
         }
         self.rdma.lanes.forget(number);
@@ -475,6 +487,12 @@ fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
 #[inline]
 fn is_over(connection: &Connection) -> bool {
     matches!(connection.phase, Phase::Running(_)) && has_everything(connection)
+}
+
+/// Whether the peer has all that was sent, and no message was cut off.
+fn has_said_all(connection: &Connection) -> bool {
+    matches!(&connection.phase, Phase::Running(running) if running.outgoing.is_none())
+        && connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed()
 }
 
 /// Whether a time has come.

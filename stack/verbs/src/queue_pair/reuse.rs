@@ -62,8 +62,8 @@ impl QueuePairControl {
         Ok(())
     }
 
-    /// Ends the queue pair at once: its connection is reset, the context does not linger for it, and nothing of it completes any
-    /// more. When this returns, its engine has forgotten it. (By another thread than that of an inline context, the engine
+    /// Ends the queue pair at once: its connection is reset, or closed if the peer has acknowledged all that was sent. The
+    /// context does not linger for it, and nothing of it completes any more. When this returns, its engine has forgotten it. (By another thread than that of an inline context, the engine
     /// forgets it when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;
