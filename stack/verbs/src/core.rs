@@ -50,14 +50,18 @@ impl EngineHandle {
         Self { commands, doorbells, wake, health, mailbox: Mutex::new(Some(mailbox)), thread: Mutex::new(None) }
     }
 
-    /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it.
-    fn ender(&self) -> impl FnOnce(&str) + Send + 'static {
+    /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it. An engine with a
+    /// `thread` of its own gets the time to say so.
+    fn ender(&self, thread: bool) -> impl FnOnce(&str) + Send + 'static {
         let (commands, doorbells) = (self.commands.clone(), Arc::clone(&self.doorbells));
         let (wake, health) = (Arc::clone(&self.wake), Arc::clone(&self.health));
         move |cause| {
             let _ = commands.send(Command::Fail { cause: cause.to_owned() });
             doorbells.ring_mailbox();
             wake.fire_if_armed();
+            if thread {
+                let _ = health.waiters().stopped().recv_timeout(STOP_MARGIN);
+            }
             health.give_up(cause);
         }
     }
@@ -262,7 +266,8 @@ impl Core {
 
     /// The context has a place in its switch, and ends with it.
     pub(crate) fn joined(&self, link: Arc<Link>) -> Result<(), Error> {
-        let enders: Vec<_> = self.engines.iter().map(EngineHandle::ender).collect();
+        let thread = !self.is_inline();
+        let enders: Vec<_> = self.engines.iter().map(|engine| engine.ender(thread)).collect();
         link.watch(move |cause| enders.into_iter().for_each(|end| end(cause)))?;
         let _ = self.switch.set(link);
         Ok(())

@@ -69,6 +69,10 @@ impl Health {
         self.failure.get().map(String::as_str)
     }
 
+    pub(crate) fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
     /// Whether the engine will never turn again.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)

@@ -158,13 +158,19 @@ impl Host {
                 .expect("the directory is ours");
         }
         let socket = directory.path().join("switch.sock");
-        let mut command = as_user(&namespace, user, binaries().join("uwarp-switch"));
-        command.args(["serve", "--address", "10.9.0.1/24", "--address", "fd00:9::1/64", "--socket"]).arg(&socket);
-        let mut switch = command.stdout(Stdio::piped()).spawn().expect("the switch starts");
-        let mut line = String::new();
-        BufReader::new(switch.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-        assert!(line.contains(ADDRESS), "{line:?}");
+        let switch = start_switch(&namespace, user, &socket);
         Host { switch, socket, namespace, directory, user }
+    }
+
+    /// SIGKILL to the switch.
+    pub fn kill_switch(&mut self) {
+        self.switch.kill().expect("the switch is our child");
+        self.switch.wait().expect("it ends");
+    }
+
+    /// Starts the switch again.
+    pub fn restart_switch(&mut self) {
+        self.switch = start_switch(&self.namespace, self.user, &self.socket);
     }
 
     /// Where programs may leave files.
@@ -184,6 +190,18 @@ impl Host {
     /// Starts a program.
     pub fn start(&self, words: &[&str]) -> Running {
         Running::start(self.command(words))
+    }
+
+    /// Starts a program with further environment variables.
+    pub fn start_with(&self, variables: &[(&str, &str)], words: &[&str]) -> Running {
+        let mut command = self.command(words);
+        command.envs(variables.iter().copied());
+        Running::start(command)
+    }
+
+    /// One of uwarp's own tools.
+    pub fn tool(&self, name: &str, arguments: &[&str]) -> Ended {
+        self.run(&[&[binaries().join(name).to_str().expect("a path")], arguments].concat())
     }
 
     /// Runs a program to its end.
@@ -270,6 +288,16 @@ impl Drop for Host {
         let _ = self.switch.kill();
         let _ = self.switch.wait();
     }
+}
+
+fn start_switch(namespace: &Namespace, user: Option<u32>, socket: &Path) -> Child {
+    let mut command = as_user(namespace, user, binaries().join("uwarp-switch"));
+    command.args(["serve", "--address", "10.9.0.1/24", "--address", "fd00:9::1/64", "--socket"]).arg(socket);
+    let mut switch = command.stdout(Stdio::piped()).spawn().expect("the switch starts");
+    let mut line = String::new();
+    BufReader::new(switch.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    assert!(line.contains(ADDRESS), "{line:?}");
+    switch
 }
 
 /// A program inside of a namespace, of an ordinary user if one is given.

@@ -1,8 +1,9 @@
 //! The threads that carry uwarp's events to the program's channels.
 
 use crate::abi::*;
+use crate::cm::channel::Report;
 use crate::cm::connect::{self, Outcome};
-use crate::cm::identifier::Identifier;
+use crate::cm::identifier::{self, Identifier};
 use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::process;
@@ -123,6 +124,21 @@ fn errno_of(reason: &ConnectFailure) -> c_int {
     }
 }
 
+/// Tells every identifier that has an address that its device is gone: what it waits for will not come.
+fn remove_device() {
+    identifiers(|known| {
+        for address in known.values() {
+            let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(*address);
+            // SAFETY: it is in the list, so it lives as long as the list is locked.
+            if let Ok(handle) = unsafe { Handle::<Identifier>::get(id) }
+                && handle.lock().local.is_some()
+            {
+                identifier::report(handle, Report::plain(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
+            }
+        }
+    });
+}
+
 /// Delivers an asynchronous event to the device that its object was made from, or to all.
 fn carry_asynchronous(event: &AsyncEvent) {
     let (kind, element): (_, Option<usize>) = match event {
@@ -140,8 +156,10 @@ fn carry_asynchronous(event: &AsyncEvent) {
         AsyncEvent::LastReceiveReached { queue_pair, .. } => {
             (IBV_EVENT_QP_LAST_WQE_REACHED, queue_pair::find(*queue_pair).map(|qp| qp.addr()))
         }
-        AsyncEvent::DeviceFatal { .. } => {
-            return context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });
+        AsyncEvent::DeviceFatal { cause } => {
+            eprintln!("uwarp: {cause}");
+            context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });
+            return remove_device();
         }
         AsyncEvent::Link { up } => {
             let kind = if *up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR };

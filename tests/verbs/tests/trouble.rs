@@ -1,0 +1,27 @@
+//! Programs whose network, or whose peer, goes away.
+
+use std::time::Duration;
+
+use uwarp_verbs_tests::{ADDRESS, Host};
+
+/// More pings than any test waits for.
+const ENDLESS: &str = "100000000";
+
+#[test]
+fn a_killed_switch_ends_its_programs_and_a_new_one_serves_others() {
+    let mut host = Host::new("switch-killed");
+    let idle = host.serve(&["rping", "-s", "-p", "7175"]);
+    let server = host.serve(&["rping", "-s", "-C", ENDLESS]);
+    let client = host.start(&["rping", "-c", "-a", ADDRESS, "-C", ENDLESS]);
+    std::thread::sleep(Duration::from_secs(1));
+    host.kill_switch();
+    // It waits for a connection, and has nothing else that could fail.
+    let idle = idle.wait();
+    assert!(idle.output.contains("the switch has ended") && idle.output.contains("device removal"), "{}", idle.output);
+    for program in [server, client] {
+        let ended = program.wait();
+        assert!(!ended.status.success(), "{}", ended.output);
+    }
+    host.restart_switch();
+    host.pair(&["rping", "-s", "-C", "3"], &["rping", "-c", "-a", ADDRESS, "-C", "3"]);
+}

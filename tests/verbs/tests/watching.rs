@@ -1,0 +1,82 @@
+//! Seeing what an unmodified program does, and making its network worse.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use uwarp::StatsSnapshot;
+use uwarp::stats::EngineStats;
+use uwarp_verbs_tests::{ADDRESS, Host, Running};
+
+/// More pings than any test waits for.
+const ENDLESS: &str = "100000000";
+
+/// What a running program's monitor says, as soon as it satisfies.
+fn watch(program: &Running, is_enough: impl Fn(&StatsSnapshot) -> bool) -> StatsSnapshot {
+    let start = Instant::now();
+    loop {
+        let sockets = uwarp::monitor::sockets(program.id());
+        let seen = sockets.first().and_then(|socket| uwarp::monitor::query(socket).ok());
+        match seen {
+            Some(seen) if is_enough(&seen) => return seen,
+            seen => assert!(start.elapsed() < Duration::from_secs(40), "{seen:#?}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn uwarp_pcap_captures_what_a_program_sends_and_receives() {
+    let host = Host::new("pcap");
+    let file = host.directory().join("rping.pcap");
+    let file = file.to_str().expect("a path");
+    let server = host.serve(&["rping", "-s", "-C", "5"]);
+    host.start_with(&[("UWARP_PCAP", file)], &["rping", "-c", "-a", ADDRESS, "-C", "5"]).wait().succeeded();
+    server.wait().succeeded();
+    let count = |filter: &str| {
+        let arguments = ["-r", file, "-o", "tcp.try_heuristic_first:TRUE", "-Y", filter];
+        let output = Command::new("tshark").args(arguments).output().expect("tshark is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.trim().is_empty()).count()
+    };
+    assert_eq!((count("iwarp_mpa.req"), count("iwarp_mpa.rep")), (1, 1));
+    // A ping is a Read and a Write of the server's; Sends say where and when. One more Write says that the client is ready.
+    let opcodes = [("Write", 0, 6), ("Read Request", 1, 5), ("Read Response", 2, 5)];
+    for (name, opcode, expected) in opcodes {
+        // One segment may carry several messages.
+        let found = count(&format!("iwarp_rdma.opcode == {opcode}"));
+        assert!((1..=expected).contains(&found), "{name}: {found}");
+    }
+    assert!(count("iwarp_mpa.crc_check == 0 || iwarp_mpa.bad_length") == 0);
+}
+
+#[test]
+fn uwarp_faults_loses_frames_and_the_program_does_not_notice() {
+    let host = Host::new("faults");
+    let server = host.serve(&["rping", "-s", "-V", "-S", "4096", "-C", "3000"]);
+    let lossy = [("UWARP_FAULTS", "loss=1%")];
+    let client = host.start_with(&lossy, &["rping", "-c", "-a", ADDRESS, "-V", "-S", "4096", "-C", "3000"]);
+    let seen = watch(&client, |seen| {
+        let lost = |engine: &EngineStats| engine.faults.get("transmit-lost").is_some_and(|lost| *lost >= 5);
+        seen.engines.iter().any(lost)
+    });
+    assert!(seen.engines.iter().any(|engine| engine.retransmissions > 0), "{seen:#?}");
+    client.wait().succeeded();
+    server.wait().succeeded();
+
+    let wrong = host.start_with(&[("UWARP_FAULTS", "loss=often")], &["ibv_devices"]).wait();
+    assert!(wrong.output.contains("UWARP_FAULTS is \"loss=often\""), "{}", wrong.output);
+}
+
+#[test]
+fn uwarp_stat_shows_the_connection_of_a_running_program() {
+    let host = Host::new("stat");
+    let server = host.serve(&["rping", "-s", "-C", ENDLESS]);
+    let client = host.start(&["rping", "-c", "-a", ADDRESS, "-C", ENDLESS]);
+    watch(&client, |seen| seen.engines.iter().any(|engine| engine.fpdus_sent > 100));
+    for program in [&server, &client] {
+        let shown = host.tool("uwarp-stat", &[&program.id().to_string(), "--once"]);
+        for part in [":7174", "ESTABLISHED", "10.9.0.1", "net_virtio_user"] {
+            assert!(shown.succeeded().to_uppercase().contains(&part.to_uppercase()), "no {part}: {}", shown.output);
+        }
+    }
+}
