@@ -1,6 +1,7 @@
 //! Moves frames between the ports of the clients: the loop around [`Switch`], over any kind of port.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 
 use uwarp_engine::port::{BURST, Batch, Buffer, ChecksumStatus, Port, TransmitChecksums};
 use uwarp_wire::ethernet;
@@ -94,6 +95,24 @@ impl<P: Port> Forwarder<P> {
         }
         self.flush();
         frames
+    }
+
+    /// Has all devices announce frames by [`Self::wakeup_descriptors`] from now on. Take one more turn before waiting for them.
+    /// False if a device cannot announce frames now, so that the wait has to be short.
+    pub fn enable_wakeups(&mut self) -> bool {
+        self.ports.iter_mut().flatten().fold(true, |all, port| port.enable_wakeups() && all)
+    }
+
+    /// What to wait for.
+    pub fn wakeup_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.ports.iter().flatten().flat_map(Port::wakeup_descriptors)
+    }
+
+    /// Ends the announcements.
+    pub fn disable_wakeups(&mut self) {
+        for port in self.ports.iter_mut().flatten() {
+            port.disable_wakeups();
+        }
     }
 
     #[inline]

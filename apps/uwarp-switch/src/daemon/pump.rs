@@ -1,22 +1,29 @@
 //! The thread that moves frames and owns the tables.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
+use arrayvec::ArrayVec;
+use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uwarp_dpdk::{Eal, Queue};
 use uwarp_port_dpdk::DpdkPort;
+use uwarp_ring::Notifier;
 
-use crate::core::{ClientId, Counters, ReserveError, Switch};
+use crate::core::{ClientId, Counters, MAX_CLIENTS, ReserveError, Switch};
 use crate::forward::Forwarder;
 
 /// How long the pump looks for frames without a pause after the last one.
 const SPIN: Duration = Duration::from_micros(100);
-/// Its first pause, and the longest: each is twice the one before.
-const FIRST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// The longest pause beside a device that does not announce its frames.
+const NAP: Duration = Duration::from_millis(1);
+/// The longest pause of all: a safety net.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Descriptors of all devices, two each, and that of the commands.
+const DESCRIPTORS: usize = 2 * MAX_CLIENTS + 1;
 
 /// What the pump is asked to do between two turns.
 enum Command {
@@ -39,6 +46,8 @@ pub(super) struct View {
 pub(super) struct Pump {
     /// `None` while it is being dropped.
     commands: Option<Sender<Command>>,
+    /// Wakes the thread for a command.
+    wake: Arc<Notifier>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -46,6 +55,8 @@ impl Pump {
     pub(super) fn start(switch: Switch, eal: Eal) -> anyhow::Result<Pump> {
         let (commands, inbox) = unbounded();
         let (started, outcome) = bounded(1);
+        let wake = Arc::new(Notifier::new().context("no event file descriptor for the pump")?);
+        let woken = Arc::clone(&wake);
         let body = move || {
             // Buffers come from a cache of this thread's own, and naps must not be stretched by the timer's slack.
             let registration = eal.register_thread();
@@ -55,17 +66,18 @@ impl Pump {
                 Err(error) => return drop(started.send(Err(error))),
             };
             let _ = started.send(Ok(()));
-            run(Forwarder::new(switch), &inbox);
+            run(Forwarder::new(switch), &inbox, &woken);
             drop(registration);
         };
         let thread = std::thread::Builder::new().name("uwarp-pump".to_owned()).spawn(body)?;
         outcome.recv().context("the pump's thread ended at once")??;
-        Ok(Pump { commands: Some(commands), thread: Some(thread) })
+        Ok(Pump { commands: Some(commands), wake, thread: Some(thread) })
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> anyhow::Result<T> {
         let (reply, answer) = bounded(1);
         let sent = self.commands.as_ref().map(|commands| commands.send(command(reply)));
+        self.wake.fire_if_armed();
         sent.and_then(Result::ok).and_then(|()| answer.recv().ok()).ok_or_else(|| anyhow!("the pump has ended"))
     }
 
@@ -99,30 +111,58 @@ impl Pump {
 impl Drop for Pump {
     fn drop(&mut self) {
         self.commands.take();
+        self.wake.fire();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn run(mut forwarder: Forwarder<DpdkPort>, inbox: &Receiver<Command>) {
+fn run(mut forwarder: Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &Notifier) {
     let mut clients = 0;
-    let mut idle = Idle::default();
+    let mut idle_since = None;
     loop {
         let command = if clients == 0 {
-            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else if forwarder.turn() > 0 {
-            idle = Idle::default();
-            look(inbox)
+            inbox.recv().map_err(|_| TryRecvError::Disconnected)
         } else {
-            idle.wait(inbox)
+            if forwarder.turn() > 0 {
+                idle_since = None;
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN {
+                // Clients on the same processor get on.
+                std::thread::yield_now();
+            } else if !sleep(&mut forwarder, inbox, wake) {
+                idle_since = None;
+            }
+            inbox.try_recv()
         };
         match command {
             Ok(command) => clients = carry_out(&mut forwarder, command, clients),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => return,
         }
     }
+}
+
+/// Sleeps until a client has sent something, or a command has come. False if there was something to do already.
+fn sleep(forwarder: &mut Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &Notifier) -> bool {
+    // First the announcements, then one more look: whatever comes is seen now, or ends the sleep.
+    wake.arm();
+    let announced = forwarder.enable_wakeups();
+    let idle = forwarder.turn() == 0 && inbox.is_empty();
+    if idle {
+        let mut wanted = ArrayVec::<PollFd<'_>, DESCRIPTORS>::new();
+        wanted.push(PollFd::new(wake, PollFlags::IN));
+        for descriptor in forwarder.wakeup_descriptors() {
+            let _ = wanted.try_push(PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+        }
+        let limit = Timespec::try_from(if announced { LONGEST_SLEEP } else { NAP }).ok();
+        // An interruption counts as the end of the time.
+        let _ = poll(&mut wanted, limit.as_ref());
+    }
+    forwarder.disable_wakeups();
+    wake.disarm();
+    wake.drain();
+    idle
 }
 
 fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usize) -> usize {
@@ -155,33 +195,4 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usi
         }
     }
     clients
-}
-
-fn look(inbox: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-    inbox.try_recv().map_err(|error| match error {
-        TryRecvError::Empty => RecvTimeoutError::Timeout,
-        TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-    })
-}
-
-/// How an idle pump gives way.
-#[derive(Default)]
-struct Idle {
-    since: Option<Instant>,
-    nap: Option<Duration>,
-}
-
-impl Idle {
-    fn wait(&mut self, inbox: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        let now = Instant::now();
-        let since = *self.since.get_or_insert(now);
-        if now - since < SPIN {
-            // Clients on the same processor get on.
-            std::thread::yield_now();
-            return look(inbox);
-        }
-        let nap = self.nap.map_or(FIRST_NAP, |nap| (2 * nap).min(LONGEST_NAP));
-        self.nap = Some(nap);
-        inbox.recv_timeout(nap)
-    }
 }

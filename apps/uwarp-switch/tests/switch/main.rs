@@ -176,6 +176,30 @@ fn thirty_programs_talk_at_once_and_one_more_is_refused() {
 }
 
 #[test]
+fn an_idle_switch_sleeps_until_a_client_sends() {
+    let switch = Switch::start();
+    let [a, b] = [(); 2].map(|()| Context::open(config(&switch.socket)).unwrap());
+    let mut listener = TcpListener::bind(&a, PORT).unwrap();
+    let mut client = TcpStream::connect(&b, ([10, 0, 0, 1], PORT).into()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    // Acknowledgments that are still under way.
+    wait_for("silence", || {
+        let before = switch.sleeps();
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        switch.sleeps() - before < 10
+    });
+    for _ in 0..20 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        client.write_all(b"wake up").unwrap();
+        server.read_exact(&mut [0; 7]).unwrap();
+    }
+    let before = switch.sleeps();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let sleeps = switch.sleeps() - before;
+    assert!(sleeps < 40, "it looked for frames {sleeps} times in vain");
+}
+
+#[test]
 fn a_killed_switch_ends_its_clients_contexts_with_the_reason() {
     let mut switch = Switch::start();
     let context = Context::open(config(&switch.socket)).unwrap();
@@ -187,13 +211,17 @@ fn a_killed_switch_ends_its_clients_contexts_with_the_reason() {
         here.connect(&context);
     });
     let events = context.events();
-    switch.kill();
-    let mut event = None;
-    wait_for("the event", || {
-        // The device's link goes down, too.
-        event = events.try_next().filter(|event| !matches!(event, AsyncEvent::Link { .. }));
-        event.is_some()
+    let waiting = std::thread::spawn(move || {
+        loop {
+            match events.wait(PATIENCE).unwrap() {
+                // The device's link goes down, too.
+                Some(AsyncEvent::Link { .. }) => {}
+                event => break event,
+            }
+        }
     });
+    switch.kill();
+    let event = waiting.join().unwrap();
     let Some(AsyncEvent::DeviceFatal { cause }) = event else { panic!("{event:?}") };
     assert!(cause.contains("the switch has ended"), "{cause}");
     // Nobody waits for what cannot come.

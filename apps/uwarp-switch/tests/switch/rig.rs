@@ -56,6 +56,16 @@ impl Switch {
         found.unwrap_or_else(|| panic!("nobody listens on {port}: {status:?}")).clone()
     }
 
+    /// How often the thread that moves frames has gone to sleep.
+    pub fn sleeps(&self) -> u64 {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the switch runs").flatten();
+        let read = |path: &Path, name: &str| std::fs::read_to_string(path.join(name)).expect("a thread of the switch");
+        let pump = threads.map(|thread| thread.path()).find(|path| read(path, "comm").trim() == "uwarp-pump");
+        let status = read(&pump.expect("the switch has a pump"), "status");
+        let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps.and_then(|count| count.trim().parse().ok()).expect("a number")
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().expect("the switch is our child");
