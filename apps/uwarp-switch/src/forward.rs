@@ -100,7 +100,11 @@ impl<P: Port> Forwarder<P> {
     /// Has all devices announce frames by [`Self::wakeup_descriptors`] from now on. Take one more turn before waiting for them.
     /// False if a device cannot announce frames now, so that the wait has to be short.
     pub fn enable_wakeups(&mut self) -> bool {
-        self.ports.iter_mut().flatten().fold(true, |all, port| port.enable_wakeups() && all)
+        let mut all = true;
+        for port in self.ports.iter_mut().flatten() {
+            all &= port.enable_wakeups();
+        }
+        all
     }
 
     /// What to wait for.

@@ -16,6 +16,8 @@ mod cm;
 mod errno;
 mod event_fd;
 mod handle;
+#[cfg(test)]
+mod misuse;
 mod process;
 mod unsupported;
 mod verbs;

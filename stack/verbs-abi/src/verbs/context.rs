@@ -24,6 +24,9 @@ pub(crate) struct OpenDevice {
 /// The devices that are open, by the addresses that C holds.
 static OPEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
+/// Memory of devices that were closed. It stays mapped, as that of all objects: a stray pointer into it may be looked at.
+static CLOSED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
 fn open_devices() -> std::sync::MutexGuard<'static, Vec<usize>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -88,8 +91,16 @@ pub(crate) fn open() -> Result<*mut ibv_context, Errno> {
     ops.alloc_mw = Some(window::alloc_mw);
     ops.bind_mw = Some(window::bind_mw);
     ops.dealloc_mw = Some(window::dealloc_mw);
-    let open = Box::leak(Box::new(OpenDevice { public, events, objects: AtomicUsize::new(0) }));
-    let context = &raw mut open.public.context;
+    let former = CLOSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let memory: *mut OpenDevice = match former {
+        Some(address) => std::ptr::with_exposed_provenance_mut(address),
+        None => Box::leak(Box::new_uninit()).as_mut_ptr(),
+    };
+    // SAFETY: memory of this size that nobody else uses: new, or of a device that was closed.
+    let context = unsafe {
+        memory.write(OpenDevice { public, events, objects: AtomicUsize::new(0) });
+        &raw mut (*memory).public.context
+    };
     open_devices().push(context.expose_provenance());
     Ok(context)
 }
@@ -104,8 +115,9 @@ pub(crate) unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
     }
     open_devices().retain(|address| *address != context.addr());
     let outer = (&raw const *open).cast_mut();
-    // SAFETY: from a box; it is not in the list any more.
-    drop(unsafe { Box::from_raw(outer) });
+    // SAFETY: initialised by `open`, and not in the list any more.
+    unsafe { outer.drop_in_place() };
+    CLOSED.lock().unwrap_or_else(PoisonError::into_inner).push(outer.expose_provenance());
     Ok(())
 }
 

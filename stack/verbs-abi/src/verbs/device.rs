@@ -5,12 +5,15 @@ use crate::errno::{EINVAL, Errno, minus_one, nothing, number, pointer};
 use crate::process;
 use crate::verbs::context;
 use libc::{c_char, c_int};
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
 /// Programs that know drivers look behind the public structure; they find zeroes.
 #[repr(C, align(64))]
 struct Device {
+    /// Where objects have the word that says what they are: a device that is passed as another object is none.
+    front: u64,
     public: ibv_device,
     zeroes: [u8; 1024],
 }
@@ -33,8 +36,8 @@ pub(crate) fn device() -> *mut ibv_device {
         copy_name(&mut public.dev_name, "uverbs-uwarp0");
         copy_name(&mut public.dev_path, "/sys/class/infiniband_verbs/uverbs-uwarp0");
         copy_name(&mut public.ibdev_path, "/sys/class/infiniband/uwarp0");
-        let device = Box::leak(Box::new(Device { public, zeroes: [0; 1024] }));
-        (&raw mut *device).expose_provenance()
+        let device = Box::leak(Box::new(Device { front: 0, public, zeroes: [0; 1024] }));
+        (&raw mut *device).expose_provenance() + offset_of!(Device, public)
     });
     std::ptr::with_exposed_provenance_mut(address)
 }
