@@ -182,9 +182,13 @@ impl Host {
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = as_user(&self.namespace, self.user, words[0]);
         command.args(&words[1..]);
+        self.prepare(&mut command);
+        command
+    }
+
+    fn prepare(&self, command: &mut Command) {
         command.env("LD_LIBRARY_PATH", libraries()).env("LD_BIND_NOW", "1").env("UWARP_SWITCH", &self.socket);
         command.env_remove("UWARP_CONFIG").env("HOME", self.directory.path()).current_dir(self.directory.path());
-        command
     }
 
     /// Starts a program.
@@ -239,9 +243,28 @@ impl Host {
         })
     }
 
+    /// Starts a program in a container: it shares nothing with the host but the files, the switch's socket among them. Namespaces
+    /// of its own are those of mounts, processes and `network`.
+    pub fn start_contained(&self, network: &Namespace, words: &[&str]) -> Running {
+        let mut command = network.command("unshare");
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]).args(words);
+        self.prepare(&mut command);
+        Running::start(command)
+    }
+
+    /// Waits until a server that was started listens.
     #[track_caller]
-    fn serve_until(&self, words: &[&str], mut is_ready: impl FnMut(&Running) -> bool) -> Running {
-        let mut server = self.start(words);
+    pub fn await_listener(&self, server: Running, words: &[&str]) -> Running {
+        Self::wait_until(server, words, |_| !self.listening().is_empty())
+    }
+
+    #[track_caller]
+    fn serve_until(&self, words: &[&str], is_ready: impl FnMut(&Running) -> bool) -> Running {
+        Self::wait_until(self.start(words), words, is_ready)
+    }
+
+    #[track_caller]
+    fn wait_until(mut server: Running, words: &[&str], mut is_ready: impl FnMut(&Running) -> bool) -> Running {
         let start = Instant::now();
         while !is_ready(&server) {
             if let Some(status) = server.child.try_wait().expect("it is our child") {

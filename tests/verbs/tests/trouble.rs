@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use uwarp_netns::Namespace;
 use uwarp_verbs_tests::{ADDRESS, Host};
 
 /// More pings than any test waits for.
@@ -24,4 +25,15 @@ fn a_killed_switch_ends_its_programs_and_a_new_one_serves_others() {
     }
     host.restart_switch();
     host.pair(&["rping", "-s", "-C", "3"], &["rping", "-c", "-a", ADDRESS, "-C", "3"]);
+}
+
+#[test]
+fn two_containers_share_a_switch_by_its_socket_alone() {
+    let host = Host::new("containers");
+    let networks = ["one", "two"].map(|name| Namespace::new(name).expect("root may make a namespace"));
+    let words = ["rping", "-s", "-v", "-C", "5"];
+    let server = host.await_listener(host.start_contained(&networks[0], &words), &words);
+    let client = host.start_contained(&networks[1], &["rping", "-c", "-a", ADDRESS, "-v", "-C", "5"]).wait();
+    assert!(client.succeeded().contains("ping data: rdma-ping-4"), "{}", client.output);
+    server.wait().succeeded();
 }

@@ -184,6 +184,28 @@ fn a_program_that_truncates_its_memory_loses_its_place_and_harms_nobody() {
 }
 
 #[test]
+fn places_leave_neither_descriptors_nor_ports_behind() {
+    let switch = Switch::start();
+    let join_and_leave = || {
+        let (socket, ..) = join(&switch.socket);
+        for port in [PORT, 0] {
+            send(&socket, &Request::Reserve { port }, None).unwrap();
+            let answer = receive::<Answer>(&socket).unwrap();
+            assert!(matches!(answer, Some((Answer::Reserved { .. }, _))), "{answer:?}");
+        }
+        drop(socket);
+        wait_for("the end of the place", || switch.status().clients.is_empty());
+    };
+    // DPDK keeps some descriptors from its first device on.
+    join_and_leave();
+    let before = switch.descriptors();
+    for _ in 0..40 {
+        join_and_leave();
+    }
+    wait_for("the descriptors of the last", || switch.descriptors() <= before);
+}
+
+#[test]
 fn a_program_that_stops_amid_its_devices_set_up_holds_up_nobody() {
     // Of vhost-user: the front end's request, flags (version 1), octets that follow.
     const GET_FEATURES: [u32; 3] = [1, 1, 0];

@@ -56,6 +56,11 @@ impl Switch {
         found.unwrap_or_else(|| panic!("nobody listens on {port}: {status:?}")).clone()
     }
 
+    /// Descriptors that it has open.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("the switch runs").count()
+    }
+
     /// How often the thread that moves frames has gone to sleep.
     pub fn sleeps(&self) -> u64 {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the switch runs").flatten();
