@@ -91,6 +91,11 @@ impl Channel {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether there is an event.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting().is_empty()
+    }
+
     pub(crate) fn push(&self, report: Report<'_>) {
         let event = report.into_event().expose_provenance();
         self.waiting().push_back(event);
@@ -183,7 +188,7 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
 pub(crate) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
     // SAFETY: the caller's pointer.
     unsafe {
-        if !Handle::<Channel>::get(channel)?.waiting().is_empty() {
+        if Handle::<Channel>::get(channel)?.is_waiting() {
             return Err(EBUSY);
         }
         drop(Handle::<Channel>::destroy(channel)?);

@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::cm::channel::Report;
 use crate::cm::dispatch;
 use crate::cm::endpoint;
-use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, report};
+use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, has_event, report};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
@@ -12,6 +12,7 @@ use crate::verbs::context::MOST_READS;
 use crate::verbs::queue_pair::{self, Pair};
 use libc::{c_int, c_void};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uwarp::{AcceptOptions, ConnectOptions, Features, ListenOptions, ReadyToReceiveKinds};
 
@@ -160,6 +161,7 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         start(pair, handle.key, peer, options.clone())?;
         state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
         queue_pair::join(pair);
+        pair.timeout.store(state.timeout, Ordering::Relaxed);
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
@@ -197,6 +199,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
             drop(request.start_accept(control, options)?);
         }
         queue_pair::join(pair);
+        pair.timeout.store(state.timeout, Ordering::Relaxed);
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
@@ -227,6 +230,11 @@ fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Resul
             Stage::Requested(request) => {
                 state.stage = Stage::Ended;
                 request.reject(&octets)?;
+                // A program that leaves now, without the exit handler, must not take the answer along: the engine answers the
+                // second call after it has ended the turn that sent it.
+                let context = process::started()?;
+                context.stats();
+                context.stats();
                 Ok(())
             }
             other => {
@@ -254,8 +262,14 @@ unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         let handle = unsafe { Handle::<Identifier>::get(id)? };
         {
             let state = handle.lock();
-            if !matches!(state.stage, Stage::Starting | Stage::Connected) {
-                return Err(EINVAL);
+            match state.stage {
+                Stage::Starting | Stage::Connected => {}
+                // The peer was first. Of an identifier without a channel, the event of that may still wait.
+                Stage::Ended if state.queue_pair.is_some() => {
+                    drop(state);
+                    return if has_event(handle) { complete(handle) } else { Ok(0) };
+                }
+                _ => return Err(EINVAL),
             }
             let pair = state.queue_pair.and_then(queue_pair::find).ok_or(EINVAL)?;
             // SAFETY: from the list of those that live.

@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) template: Option<Template>,
     /// What to connect once more if nobody listens yet.
     pub(crate) attempt: Option<Attempt>,
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    pub(crate) timeout: u8,
     /// Number of the queue pair that it connects, made by the program itself or through the identifier.
     pub(crate) queue_pair: Option<u32>,
 }
@@ -162,6 +164,12 @@ pub(crate) fn report(id: &Handle<Identifier>, report: Report<'_>) {
             channel.push(report);
         }
     }
+}
+
+/// Whether an event waits in the identifier's channel.
+pub(crate) fn has_event(id: &Handle<Identifier>) -> bool {
+    // SAFETY: the identifier's own structure, and its channel, which lives as long.
+    unsafe { Handle::<Channel>::get((*id.public()).channel).is_ok_and(|channel| channel.is_waiting()) }
 }
 
 /// For an identifier without a channel of the program: waits for the event of what was begun. Its outcome is that of the call.
@@ -392,20 +400,24 @@ unsafe extern "C" fn rdma_set_option(
     level: c_int,
     option: c_int,
     value: *mut c_void,
-    _length: libc::size_t,
+    length: libc::size_t,
 ) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's pointer.
-        unsafe { Handle::<Identifier>::get(id)? };
+        let handle = unsafe { Handle::<Identifier>::get(id)? };
         if value.is_null() {
             return Err(EINVAL);
         }
         match (level as u32, option as u32) {
-            // A port is free at once when its identifier goes, and each family has addresses of its own; the others are hints.
-            (
-                RDMA_OPTION_ID,
-                RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY | RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT,
-            ) => Ok(0),
+            // A port is free at once when its identifier goes, and each family has addresses of its own; the other is a hint.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY | RDMA_OPTION_ID_TOS) => Ok(0),
+            // Its queue pair tells it to those who ask.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) if length == 1 => {
+                // SAFETY: the program's octet.
+                handle.lock().timeout = unsafe { value.cast::<u8>().read() };
+                Ok(0)
+            }
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => Err(EINVAL),
             _ => Err(Errno(libc::ENOSYS)),
         }
     })

@@ -328,23 +328,23 @@ unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     size: size_t,
 ) -> isize {
-    let count = minus_one(|| {
+    let mut count = 0;
+    // Not by -1 and errno, as elsewhere: the caller looks for the number in the result.
+    let errno = number(|| {
         // SAFETY: the caller's pointers.
         unsafe {
             get(context)?;
-            if flags != 0 || out.is_null() {
+            if flags != 0 || out.is_null() || most == 0 {
                 return Err(EINVAL);
-            }
-            if most == 0 {
-                return Ok(0);
             }
             let entry = gid_entry()?;
             let octets = size.min(size_of::<ibv_gid_entry>());
             out.cast::<u8>().copy_from_nonoverlapping((&raw const entry).cast(), octets);
         }
-        Ok(1)
+        count = 1;
+        Ok(())
     });
-    count as isize
+    if errno == 0 { count } else { -(errno as isize) }
 }
 
 #[unsafe(no_mangle)]

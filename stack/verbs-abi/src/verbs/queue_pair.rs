@@ -12,7 +12,7 @@ use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder::{self, Builder};
 use libc::c_int;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::QueuePairOptions;
 
@@ -30,6 +30,8 @@ pub(crate) struct Pair {
     signal_all: bool,
     /// The limits of Reads that the connection has.
     reads: AtomicU32,
+    /// How long it waits for an acknowledgment, as the program said to rdma_cm; TCP goes by its own time-outs.
+    pub(crate) timeout: AtomicU8,
     /// rdma_cm identifiers that use it.
     pub(crate) identifiers: AtomicUsize,
 }
@@ -191,6 +193,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 caps: wanted.cap,
                 signal_all: wanted.sq_sig_all != 0,
                 reads: AtomicU32::new(0),
+                timeout: AtomicU8::new(0),
                 identifiers: AtomicUsize::new(0),
             },
         );
@@ -354,14 +357,17 @@ unsafe extern "C" fn ibv_query_qp(
             let pair = Handle::<Pair>::get(qp.cast())?;
             let base = (*pair.public()).qp_base;
             let reads = pair.reads.load(Ordering::Relaxed);
+            // A queue pair of iWARP has no state before this one: it takes receives as soon as it is made.
+            let state = if base.state == IBV_QPS_RESET { IBV_QPS_INIT } else { base.state };
             *out.as_mut().ok_or(EINVAL)? = ibv_qp_attr {
-                qp_state: base.state,
-                cur_qp_state: base.state,
+                qp_state: state,
+                cur_qp_state: state,
                 path_mtu: IBV_MTU_1024,
                 cap: pair.caps,
                 port_num: 1,
                 max_rd_atomic: (reads & 0xffff).min(MOST_READS as u32) as u8,
                 max_dest_rd_atomic: (reads >> 16).min(MOST_READS as u32) as u8,
+                timeout: pair.timeout.load(Ordering::Relaxed),
                 ..ibv_qp_attr::default()
             };
             *out_made.as_mut().ok_or(EINVAL)? = ibv_qp_init_attr {

@@ -1,0 +1,104 @@
+//! The tests of pyverbs, rdma-core's own, against the library: what passes, what they skip, and what is left out is a list.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use uwarp_verbs_tests::{Host, INTERFACE};
+
+/// The release that the list is about.
+const RELEASE: &str = "44.";
+const MODULES: [&str; 8] = ["device", "pd", "mr", "cq", "cq_events", "qp", "rdmacm", "fork"];
+/// Debian's own, which pyverbs is built for.
+const PYTHON: &str = "/usr/bin/python3";
+const OPTIONS: [&str; 7] = ["tests/run_tests.py", "--dev", "uwarp0", "--port", "1", "--gid", "0"];
+
+/// What becomes of each test.
+type Outcomes = BTreeMap<String, &'static str>;
+
+#[test]
+fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
+    let release = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "rdma-core"]).output().expect("Debian");
+    let release = String::from_utf8_lossy(&release.stdout).into_owned();
+    if !release.starts_with(RELEASE) {
+        return uwarp_notes::skipped(&format!(
+            "pyverbs' tests: their list is about rdma-core 44, and this is {release}"
+        ));
+    }
+    let host = Host::new("pyverbs");
+    unpack_tests(host.directory());
+    let wanted = listed();
+
+    // Nothing is missing in the list.
+    let all = host.run(&[&[PYTHON], &OPTIONS[..], &["--list-tests"]].concat());
+    let is_ours = |name: &&str| MODULES.iter().any(|module| name.starts_with(&format!("tests.test_{module}.")));
+    let all: Vec<&str> = all.succeeded().lines().filter(is_ours).collect();
+    assert_eq!(all.len(), wanted.len());
+    for name in all {
+        assert!(wanted.contains_key(name), "{name} is not in tests/verbs/pyverbs.txt");
+    }
+
+    // A device of the kernel has a network interface, whose address the tests look up: this mount namespace gets one.
+    let device = format!("/sys/class/infiniband/uwarp0/device/net/{INTERFACE}");
+    let mount = format!("mount -t tmpfs none /sys/class && mkdir -p {device} && exec \"$@\"");
+    let names: Vec<&str> =
+        wanted.iter().filter(|(_, outcome)| **outcome != "omit").map(|(name, _)| name.as_str()).collect();
+    let run = host.run(&[&["sh", "-c", &mount, "sh", PYTHON], &OPTIONS[..], &["-v"], &names].concat());
+    let outcomes = outcomes(&run.output);
+    for name in names {
+        let (outcome, wanted) = (outcomes.get(name).copied().unwrap_or("none"), wanted[name]);
+        assert_eq!(outcome, wanted, "{name}\n{}", run.output);
+    }
+    run.succeeded();
+}
+
+/// The tests are among the documents of rdma-core, which some containers leave out.
+fn unpack_tests(directory: &Path) {
+    let unpacked = Command::new("sh")
+        .args(["-ec", "cp -r /usr/share/doc/rdma-core/tests . && find tests -name '*.gz' -exec gunzip {} +"])
+        .current_dir(directory)
+        .output()
+        .expect("a shell");
+    assert!(
+        unpacked.status.success(),
+        "the tests are not where Debian's package rdma-core has them, perhaps because dpkg leaves documents out here \
+         (path-exclude): {}",
+        String::from_utf8_lossy(&unpacked.stderr)
+    );
+}
+
+/// The list.
+fn listed() -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    for line in include_str!("../pyverbs.txt").lines().filter(|line| !line.starts_with('#')) {
+        let (outcome, rest) = line.split_once(' ').expect("an outcome and a name");
+        let name = rest.split_once(':').map_or(rest, |(name, _)| name);
+        let outcome = ["pass", "skip", "omit"].into_iter().find(|known| *known == outcome).expect("a known outcome");
+        assert!(outcome == "pass" || rest.contains(": "), "{name} has no reason");
+        outcomes.insert(name.to_owned(), outcome);
+    }
+    outcomes
+}
+
+/// What Python's unittest says: a line with the test's name, perhaps one with its description, and the outcome behind dots or,
+/// if the test itself has printed something, on a line of its own.
+fn outcomes(output: &str) -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    let mut name = "";
+    for line in output.lines().take_while(|line| !line.starts_with("=====")) {
+        let called = line.strip_prefix("test_").and_then(|rest| rest.split_once(" (tests.test_"));
+        if let Some((_, rest)) = called {
+            let end = rest.find(')').map_or(0, |end| line.len() - rest.len() + end);
+            name = &line[line.len() - rest.len() - "tests.test_".len()..end];
+        }
+        let last = line.rsplit("... ").next().unwrap_or_default().trim();
+        let outcome = match last {
+            "ok" => "pass",
+            "ERROR" | "FAIL" => "fail",
+            _ if last.starts_with("skipped ") => "skip",
+            _ => continue,
+        };
+        outcomes.insert(name.to_owned(), outcome);
+    }
+    outcomes
+}
