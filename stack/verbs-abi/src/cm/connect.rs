@@ -14,7 +14,7 @@ use libc::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use uwarp::{AcceptOptions, ConnectOptions, Features, ListenOptions, ReadyToReceiveKinds};
+use uwarp::{AcceptOptions, ConnectOptions, Features, ReadyToReceiveKinds};
 
 /// How long a connection may take to come about.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -119,16 +119,14 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
         let handle = unsafe { Handle::<Identifier>::get(id)? };
         let context = process::started()?;
         let mut state = handle.lock();
-        let (Some(local), Some(binding)) = (state.local, &state.binding) else { return Err(EINVAL) };
+        let Some(binding) = &state.binding else { return Err(EINVAL) };
         if !matches!(state.stage, Stage::New) {
             return Err(EINVAL);
         }
         let most = context.config().limits.backlog;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG).min(most);
-        let address = (!local.ip().is_unspecified()).then_some(local.ip());
-        let mut listener = context.listen_on(binding, ListenOptions { backlog, address })?;
-        listener.attach(dispatch::channel()?, handle.key);
-        state.stage = Stage::Listening { _listener: listener };
+        binding.listen(context, backlog, handle.key)?;
+        state.stage = Stage::Listening;
         Ok(0)
     })
 }
@@ -305,7 +303,7 @@ unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, out: *mut *mut 
             let out = out.as_mut().ok_or(EINVAL)?;
             let template = {
                 let state = handle.lock();
-                if !state.waits || !matches!(state.stage, Stage::Listening { .. }) {
+                if !state.waits || !matches!(state.stage, Stage::Listening) {
                     return Err(EINVAL);
                 }
                 state.template

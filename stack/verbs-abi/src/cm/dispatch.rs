@@ -4,6 +4,7 @@ use crate::abi::*;
 use crate::cm::channel::Report;
 use crate::cm::connect::{self, Outcome};
 use crate::cm::identifier::{self, Identifier};
+use crate::cm::port;
 use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::process;
@@ -92,6 +93,10 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
 /// Delivers what became of a listener or a connection to the identifier with this key, if it is still there.
 fn carry(key: u64, change: ConnectionChange) {
     identifiers(|known| {
+        let key = match &change {
+            ConnectionChange::Request(request) => port::listening(key, request.peer().ip()).unwrap_or(key),
+            _ => key,
+        };
         let Some(address) = known.get(&key).copied() else { return };
         let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: it is in the list, so it lives as long as the list is locked.

@@ -4,6 +4,7 @@ use crate::abi::*;
 use crate::cm::address::{self, End};
 use crate::cm::channel::{self, Channel, Report};
 use crate::cm::dispatch;
+use crate::cm::port::{self, Binding};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::handle::{Handle, object};
 use crate::process;
@@ -13,7 +14,7 @@ use crate::verbs::{context, domain};
 use libc::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use uwarp::{ConnectOptions, ConnectRequest, Listener, PortReservation};
+use uwarp::{ConnectOptions, ConnectRequest};
 
 /// An identifier: what a socket is for TCP.
 pub(crate) struct Identifier {
@@ -33,7 +34,7 @@ pub(crate) struct State {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     /// The port that it is bound to.
-    pub(crate) binding: Option<PortReservation>,
+    pub(crate) binding: Option<Binding>,
     pub(crate) stage: Stage,
     /// What `rdma_create_ep` is to make for each request of a listener.
     pub(crate) template: Option<Template>,
@@ -65,9 +66,7 @@ pub(crate) struct Template {
 pub(crate) enum Stage {
     #[default]
     New,
-    Listening {
-        _listener: Listener,
-    },
+    Listening,
     /// A peer wants to connect.
     Requested(ConnectRequest),
     /// The outcome will be an event.
@@ -281,8 +280,8 @@ pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Er
     if state.local.is_some() || !matches!(state.stage, Stage::New) {
         return Err(EINVAL);
     }
-    let binding = context.reserve_port((wanted.port() != 0).then_some(wanted.port()))?;
-    let local = SocketAddr::new(wanted.ip(), binding.port());
+    let binding = port::bind(context, (wanted.port() != 0).then_some(wanted.port()), wanted.ip())?;
+    let local = SocketAddr::new(wanted.ip(), binding.number());
     state.binding = Some(binding);
     state.local = Some(local);
     // SAFETY: our own structure.

@@ -7,4 +7,5 @@ mod dispatch;
 mod endpoint;
 mod identifier;
 mod lookup;
+mod port;
 mod work_queues;

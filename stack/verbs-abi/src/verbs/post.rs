@@ -37,21 +37,18 @@ impl Entries {
     }
 }
 
-/// The list of SGEs that C gives.
+/// The list of SGEs that C gives. Programs keep SGEs in packed structures, so they need not be aligned.
 ///
 /// # Safety
-/// `list` has `count` entries.
+/// `list` has `count` entries, as long as the iterator is used.
 #[inline]
-unsafe fn list<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], Errno> {
+unsafe fn list(list: *const ibv_sge, count: c_int) -> Result<impl Iterator<Item = ibv_sge>, Errno> {
     let count = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE).ok_or(EINVAL)?;
-    if count == 0 {
-        return Ok(&[]);
-    }
-    if list.is_null() {
+    if list.is_null() && count > 0 {
         return Err(EINVAL);
     }
     // SAFETY: as the caller promises.
-    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+    Ok((0..count).map(move |index| unsafe { list.add(index).read_unaligned() }))
 }
 
 /// The octets of an inline request, gathered.
@@ -201,7 +198,7 @@ unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), E
             work.rkey = request.wr.atomic.rkey;
             work.operands = [request.wr.atomic.compare_add, request.wr.atomic.swap];
         }
-        let list = list(request.sg_list, request.num_sge)?;
+        let mut list = list(request.sg_list, request.num_sge)?;
         if request.send_flags & IBV_SEND_INLINE != 0 {
             let mut inline = Inline::new();
             for sge in list {
@@ -210,9 +207,7 @@ unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), E
             return post(sender, &work, &Data::Inline(inline.as_slice()));
         }
         let mut entries = Entries::new();
-        for sge in list {
-            entries.push(sge)?;
-        }
+        list.try_for_each(|sge| entries.push(&sge))?;
         post(sender, &work, &Data::Entries(&entries))
     }
 }
@@ -263,9 +258,9 @@ pub(crate) unsafe fn each_receive(
     unsafe {
         let mut next = list_of;
         while let Some(request) = next.as_ref() {
-            let posted = list(request.sg_list, request.num_sge).and_then(|list| {
+            let posted = list(request.sg_list, request.num_sge).and_then(|mut list| {
                 let mut entries = Entries::new();
-                list.iter().try_for_each(|sge| entries.push(sge))?;
+                list.try_for_each(|sge| entries.push(&sge))?;
                 post(ReceiveRequest::new(request.wr_id, entries.as_slice()))
             });
             if let Err(errno) = posted {
