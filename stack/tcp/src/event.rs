@@ -96,6 +96,19 @@ pub struct Transmit {
     pub ecn: u8,
 }
 
+impl Transmit {
+    /// A segment of new data.
+    #[inline]
+    pub fn fresh(segment: &UsualSegment, slice: Slice) -> Transmit {
+        let mut header = TcpHeader::new(segment.flags);
+        header.sequence = segment.sequence;
+        header.acknowledgment = segment.acknowledgment;
+        header.window = segment.window;
+        header.options.timestamps = segment.timestamps;
+        Transmit { header, payload: Some(slice), retransmission: false, ecn: segment.ecn }
+    }
+}
+
 /// A set of things that happened.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Events(u16);

@@ -51,31 +51,49 @@ impl Connection {
     /// The next segment to send, `None` if there is nothing now. Call it until `None` at the end of a batch.
     #[inline]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
-        match self.poll_usual(now) {
+        match self.next_fresh(now) {
+            Some((segment, slice)) => Some(Transmit::fresh(&segment, slice)),
             None => self.poll_other(now),
-            usual => usual,
         }
     }
 
-    /// New data of an open connection with nothing else to send; the same result as [`Connection::poll_other`]. It is
-    /// inlined into one function, because each function that returns a segment copies it.
+    /// New data of an open connection with nothing else to send: what [`Connection::poll_transmit`] returns then, in fewer
+    /// octets. `None`: that has to look for other segments.
     #[inline]
-    fn poll_usual(&mut self, now: Instant) -> Option<Transmit> {
+    pub fn next_fresh(&mut self, now: Instant) -> Option<(UsualSegment, Slice)> {
         if self.phase != Phase::Established
             || self.pending.any()
             || self.pending.urgent
             || self.ecn.owes()
             || self.queue.lost() > 0
             || self.queue.unsent() == 0
+            || self.queue.is_probed()
         {
             return None;
         }
         self.restart_after_idle(now);
         let unsent = self.queue.first_unsent()?;
-        match self.admit(unsent.len) {
-            Fresh::Send(len) => Some(self.send_fresh(now, unsent, len)),
-            _ => None,
-        }
+        let Fresh::Send(len) = self.admit(unsent.len) else { return None };
+        let (sequence, slice, flags) = self.take_fresh(now, unsent, len);
+        Some((self.usual(now, flags, sequence, len), slice))
+    }
+
+    /// A segment with new data, as of now. The window in it counts as offered.
+    #[inline(always)]
+    fn usual(&mut self, now: Instant, flags: TcpFlags, sequence: Position, len: u32) -> UsualSegment {
+        let (marks, ecn) = self.ecn.data_marks(true);
+        let segment = UsualSegment {
+            flags: flags | marks | self.ecn.ack_flags(),
+            sequence: sequence.sequence(),
+            acknowledgment: self.receiver.next().sequence(),
+            window: self.receiver.offer(false),
+            timestamps: if self.stamped { self.timestamps.option(now) } else { None },
+            ecn,
+            len,
+        };
+        self.traffic.segments_sent += 1;
+        self.account(now, len, false);
+        segment
     }
 
     /// Whether a record of up to [`Connection::effective_mss`] octets that is pushed now leaves at once, as one segment and the
@@ -98,22 +116,10 @@ impl Connection {
     pub fn send_at_once(&mut self, now: Instant, token: BufferToken, len: u32) -> UsualSegment {
         debug_assert!(self.sends_at_once() && len > 0 && len <= self.segment);
         self.restart_after_idle(now);
-        let sequence = self.queue.next().sequence();
+        let sequence = self.queue.next();
         self.queue.push_sent(now, token, len);
         self.timers.persist = Instant::NEVER;
-        let (marks, ecn) = self.ecn.data_marks(true);
-        let segment = UsualSegment {
-            flags: TcpFlags::ACK | TcpFlags::PSH | marks | self.ecn.ack_flags(),
-            sequence,
-            acknowledgment: self.receiver.next().sequence(),
-            window: self.receiver.offer(false),
-            timestamps: if self.stamped { self.timestamps.option(now) } else { None },
-            ecn,
-            len,
-        };
-        self.traffic.segments_sent += 1;
-        self.account(now, len, false);
-        segment
+        self.usual(now, TcpFlags::ACK | TcpFlags::PSH, sequence, len)
     }
 
     /// Any segment.
@@ -357,8 +363,14 @@ impl Connection {
     }
 
     /// Sends the next `len` octets for the first time, from the first record that has unsent ones.
-    #[inline(always)]
     fn send_fresh(&mut self, now: Instant, unsent: Unsent, len: u32) -> Transmit {
+        let (sequence, slice, flags) = self.take_fresh(now, unsent, len);
+        self.data(now, flags, sequence, Some(slice), len, !slice.whole_first_transmission && self.was_probed(sequence))
+    }
+
+    /// Takes the next `len` octets from the queue; returns where they begin, what they are, and their flags.
+    #[inline(always)]
+    fn take_fresh(&mut self, now: Instant, unsent: Unsent, len: u32) -> (Position, Slice, TcpFlags) {
         let sequence = self.queue.next();
         let slice = self.queue.send_fresh(now, unsent, len);
         if !self.recovery.is_open()
@@ -368,7 +380,7 @@ impl Connection {
         }
         let flags = if self.queue.unsent() == 0 { TcpFlags::ACK | TcpFlags::PSH } else { TcpFlags::ACK };
         self.timers.persist = Instant::NEVER;
-        self.data(now, flags, sequence, Some(slice), len, !slice.whole_first_transmission && self.was_probed(sequence))
+        (sequence, slice, flags)
     }
 
     /// Whether the octet at `sequence` was sent as a window probe.

@@ -5,6 +5,7 @@
 //! record, or is the SYN or the FIN. Octets in flight, selectively acknowledged and considered lost are counted per
 //! segment, so the three sums always agree with the list.
 
+mod fresh;
 mod order;
 
 use core::cmp::Reverse;
@@ -266,21 +267,6 @@ impl SendQueue {
     pub(crate) fn push(&mut self, token: BufferToken, len: u32) {
         self.records.push_back(Record { start: self.end, len, token });
         self.end = self.end + len;
-    }
-
-    /// Whether everything was sent, and nothing of it is lost, selectively acknowledged or a window probe.
-    #[inline]
-    pub(crate) fn is_plain(&self) -> bool {
-        self.next == self.end && self.lost | self.sacked == 0 && !self.probed
-    }
-
-    /// Appends a record and sends it whole, if [`SendQueue::is_plain`].
-    #[inline]
-    pub(crate) fn push_sent(&mut self, now: Instant, token: BufferToken, len: u32) {
-        let record = self.records.mark.wrapping_add(self.records.len() as u32);
-        self.push(token, len);
-        self.append(Segment { start: self.next, sent_at: now, len, record, ..Segment::default() });
-        self.segments.mark = record.wrapping_add(1);
     }
 
     /// The last record if none of it was sent.

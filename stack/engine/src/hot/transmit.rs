@@ -1,7 +1,8 @@
-//! Posted Sends and Writes that leave in one segment, from their elements to the frame.
+//! Posted Sends and Writes that leave in one segment, from their elements to the frame, and frames of other new data.
 
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Turn, kernels};
+use uwarp_tcp::{Slice, Transmit, UsualSegment};
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
@@ -72,8 +73,7 @@ fn build(
 
 /// Publishes the completions of elements that are done.
 #[inline]
-fn complete(lanes: &mut Lanes, connection: &Connection, queue_pair: &mut QueuePair) {
-    let acknowledged = connection.tcp.octets_acknowledged();
+fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
     while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
         queue_pair.complete_send(lanes, completion);
     }
@@ -115,7 +115,6 @@ impl<P: Port> Core<P> {
                 *begun = Some(open);
                 return false;
             };
-            // Nobody waits for an answer: what was sent before gives no claim.
             running.balance = (-i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
             self.counters.fpdus_sent += 1;
             open.add(length);
@@ -129,12 +128,14 @@ impl<P: Port> Core<P> {
         }
         let is_last = !queue_pair.send.has_next();
         if is_last && queue_pair.send.begun() > 0 {
-            complete(&mut self.rdma.lanes, connection, queue_pair);
+            complete(&mut self.rdma.lanes, connection.tcp.octets_acknowledged(), queue_pair);
         }
         if !is_last || queue_pair.overflowed.is_some() {
             *begun = Some(open);
             return false;
         }
+        // No answer waits, so what was sent alone gives no claim later.
+        running.balance = 0;
         connection.scheduled = false;
         connection.quiet = queue_pair.send.is_idle();
         self.send_open(index, open);
@@ -142,6 +143,32 @@ impl<P: Port> Core<P> {
             self.flush();
         }
         true
+    }
+
+    /// Makes a frame of new data: of a whole record, in its own buffer.
+    #[inline]
+    pub(crate) fn emit_fresh(&mut self, connection: &Connection, segment: &UsualSegment, slice: Slice) {
+        let start = self.link.payload_start;
+        if let Some(record) = self.connections.records.get_mut(slice.token)
+            && let Some(template) = connection.template.as_ref().filter(|_| !connection.to_self)
+            && slice.len == record.length
+            && !record.buffer.is_shared()
+            && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))
+        {
+            let offload = self.link.offload_tcp;
+            let headers = template.prepend_usual(headroom, segment, (!offload).then_some(record.sum));
+            debug_assert!(headers.is_some(), "the headroom takes all headers");
+            let headers = headers.unwrap_or(0);
+            record.buffer.set_range(start - headers, headers + slice.len as usize);
+            if offload {
+                let checksums = offloads(headers, self.link.vlan, connection.flow.local);
+                record.buffer.set_transmit_checksums(checksums);
+            }
+            let frame = record.buffer.share();
+            self.counters.hot_sent += 1;
+            return self.enqueue(frame, false);
+        }
+        self.emit(connection, &Transmit::fresh(segment, slice));
     }
 
     /// Hands TCP the record, and its segment to the device.

@@ -45,16 +45,24 @@ impl<P: Port> Core<P> {
                 return connection.tcp.wants_transmit(now);
             }
             if !self.link.has_free(1) {
-                self.connections.starved = true;
-                return connection.tcp.wants_transmit(now);
+                let more = connection.tcp.wants_transmit(now);
+                self.connections.starved |= more;
+                return more;
             }
-            // Looked at where it was written: moved, it would be copied first.
-            let Some(transmit) = &connection.tcp.poll_transmit(now) else { return false };
-            self.emit(connection, transmit);
+            if self.config.hot
+                && let Some((segment, slice)) = connection.tcp.next_fresh(now)
+            {
+                self.emit_fresh(connection, &segment, slice);
+                budget -= 1;
+                continue;
+            }
             // Much cheaper than to ask for a segment that is not there.
             if !connection.tcp.wants_transmit(now) {
                 return false;
             }
+            // Looked at where it was written: moved, it would be copied first.
+            let Some(transmit) = &connection.tcp.poll_transmit(now) else { return false };
+            self.emit(connection, transmit);
             budget -= 1;
         }
     }
