@@ -40,6 +40,8 @@ pub struct Plan {
     pub hot: bool,
     /// Sends and Writes complete when they are acknowledged.
     pub complete_on_ack: bool,
+    /// Most operations of an end that are posted and not completed.
+    pub outstanding: usize,
 }
 
 impl Default for Plan {
@@ -65,6 +67,7 @@ impl Default for Plan {
             recutting: middlebox(),
             hot: true,
             complete_on_ack: false,
+            outstanding: usize::MAX,
         }
     }
 }
@@ -144,6 +147,7 @@ struct Stream {
     restarts: u64,
     markers: [bool; 2],
     complete_on_ack: bool,
+    outstanding: usize,
     /// Its completions, at the times when they were reaped.
     trace: Vec<String>,
 }
@@ -245,6 +249,7 @@ impl Stream {
             restarts: 0,
             markers: plan.markers,
             complete_on_ack: plan.complete_on_ack,
+            outstanding: plan.outstanding,
             trace: Vec::new(),
         };
         stream.start(world);
@@ -313,7 +318,8 @@ impl Stream {
                     end.completed += 1;
                 }
             }
-            while end.established && end.posted < end.operations.len() {
+            while end.established && end.posted < end.operations.len() && end.posted - end.completed < self.outstanding
+            {
                 let one = end.operations[end.posted];
                 let local = match one.opcode {
                     SendOpcode::Read => part(&end.sink, one.to, one.length),

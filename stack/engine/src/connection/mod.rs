@@ -125,7 +125,7 @@ impl Connection {
 
     /// Whether nothing of the queue pair waits for a segment.
     #[inline]
-    pub(crate) fn is_quiet(&self, queue_pair: &QueuePair) -> bool {
+    pub(crate) fn is_quiet(&self, queue_pair: &mut QueuePair) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
         running.outgoing.is_none()
             && running.ending == Ending::No

@@ -71,10 +71,11 @@ impl SendQueue {
         self.current.is_some()
     }
 
-    /// Whether nothing is outstanding, as far as was looked. What is posted later comes with a doorbell.
+    /// Whether nothing is outstanding. It looks at the ring, which nobody has done if TCP wanted nothing. What is posted later
+    /// comes with a doorbell.
     #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.ring.known() == 0
+    pub(crate) fn is_idle(&mut self) -> bool {
+        self.ring.known() == 0 && self.ring.available() == 0
     }
 
     /// How many slots, since the queue was made, lie before the element that is being cut or comes next.
@@ -138,11 +139,7 @@ impl SendQueue {
     /// Element `index` of the current element's entries.
     #[inline]
     pub(crate) fn entry(&self, element: &SendElement, index: usize) -> Option<Sge> {
-        if index >= usize::from(element.entries) {
-            return None;
-        }
-        let (slot, place) = SendElement::entry_place(index);
-        Some(entry_at(self.ring.peek(self.begun + slot)?, place))
+        entry_of(&self.ring, self.begun, element, index)
     }
 
     /// Calls `take` with the pieces of registered memory that hold octets `offset .. offset + length` of the current
@@ -154,10 +151,10 @@ impl SendQueue {
         length: u32,
         mut take: impl FnMut(Sge) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Some(mut current) = self.current else { return Ok(()) };
+        let Some(current) = &mut self.current else { return Ok(()) };
         let (mut offset, mut left) = (offset, length);
         while left > 0 {
-            let Some(entry) = self.entry(&current.element, current.entry) else { break };
+            let Some(entry) = entry_of(&self.ring, self.begun, &current.element, current.entry) else { break };
             let skip = offset - current.before;
             if skip >= entry.length {
                 current.entry += 1;
@@ -169,7 +166,6 @@ impl SendQueue {
             offset += part;
             left -= part;
         }
-        self.current = Some(current);
         Ok(())
     }
 
@@ -379,6 +375,16 @@ impl SendQueue {
         self.completed += 1;
         Some(completion)
     }
+}
+
+/// Entry `index` of the element whose first slot is slot `first` of the ring.
+#[inline]
+fn entry_of(ring: &Consumer<Slot>, first: usize, element: &SendElement, index: usize) -> Option<Sge> {
+    if index >= usize::from(element.entries) {
+        return None;
+    }
+    let (slot, place) = SendElement::entry_place(index);
+    Some(entry_at(ring.peek(first + slot)?, place))
 }
 
 fn completion_of(element: &SendElement, number: u32, status: Status) -> Completion {
