@@ -61,7 +61,7 @@ impl Doorbells {
         let word = &self.words[index / 64];
         let groups = &self.first.groups;
         let bit = 1 << (index % 64);
-        let group = 1 << (index / 64 >> self.group_shift);
+        let group = 1 << ((index / 64) >> self.group_shift);
         let mut rung = word.load(Relaxed) & bit != 0;
         if rung {
             // The doorbell was already rung, and the engine may be answering it. It may have looked at the ring before
