@@ -7,6 +7,7 @@
 
 mod fresh;
 mod order;
+mod segment;
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,130 +17,8 @@ use crate::instant::Instant;
 use crate::position::Position;
 use crate::short_queue::ShortQueue;
 use order::SendOrder;
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Record {
-    start: Position,
-    len: u32,
-    token: BufferToken,
-}
-
-impl Record {
-    fn end(&self) -> Position {
-        self.start + self.len
-    }
-}
-
-/// The first record with unsent octets.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Unsent {
-    number: u32,
-    record: Record,
-    /// Unsent octets of it: at least one.
-    pub(crate) len: u32,
-}
-
-/// The presumed fate of a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Fate {
-    #[default]
-    InFlight,
-    /// The peer reported it (RFC 2018), but may still discard it.
-    Sacked,
-    /// Considered lost and not retransmitted yet.
-    Lost,
-}
-
-/// The contents of a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Content {
-    Syn,
-    #[default]
-    Data,
-    Fin,
-}
-
-/// A part of the sequence space that was sent as one segment.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Segment {
-    pub(crate) start: Position,
-    /// When it was sent last.
-    pub(crate) sent_at: Instant,
-    pub(crate) len: u32,
-    /// Number of its record, counted from the first one ever pushed, modulo 2^32.
-    record: u32,
-    /// While `fate` is [`Fate::Sacked`]: octets from `start` on that are known to be sacked, up to the end of a
-    /// segment.
-    sacked_len: u32,
-    pub(crate) fate: Fate,
-    pub(crate) content: Content,
-    pub(crate) retransmitted: bool,
-    /// It was retransmitted, later than its neighbours were sent.
-    resent: bool,
-}
-
-impl Segment {
-    #[inline]
-    pub(crate) fn end(&self) -> Position {
-        self.start + self.len
-    }
-}
-
-/// What one acknowledgment reveals about segments.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Delivered {
-    /// Newly delivered octets.
-    pub(crate) octets: u32,
-    /// Octets by which the cumulative acknowledgment advanced.
-    pub(crate) advanced: u32,
-    /// When the oldest of them was sent, provided each was sent once (Karn, RFC 6298 §3).
-    pub(crate) oldest_sent: Option<Instant>,
-    /// Some were sent more than once.
-    pub(crate) ambiguous: bool,
-    /// The lowest end of those that were sent once.
-    pub(crate) original: Option<Position>,
-    /// The one sent last: when, its end, whether it was sent more than once (RFC 8985 §6.2, step 1 and 2).
-    pub(crate) newest: Option<(Instant, Position, bool)>,
-    /// A segment sent once arrived behind one with a higher sequence number (RFC 8985 §6.2, step 3).
-    pub(crate) reordered: bool,
-}
-
-impl Delivered {
-    pub(crate) fn new() -> Delivered {
-        Delivered {
-            octets: 0,
-            advanced: 0,
-            oldest_sent: None,
-            ambiguous: false,
-            original: None,
-            newest: None,
-            reordered: false,
-        }
-    }
-
-    #[inline]
-    fn add(&mut self, segment: &Segment, forward: &mut Position) {
-        self.octets += segment.len;
-        let end = segment.end();
-        if segment.retransmitted {
-            self.ambiguous = true;
-        } else {
-            if self.oldest_sent.is_none_or(|oldest| segment.sent_at < oldest) {
-                self.oldest_sent = Some(segment.sent_at);
-            }
-            if self.original.is_none_or(|lowest| end < lowest) {
-                self.original = Some(end);
-            }
-            self.reordered |= end < *forward;
-        }
-        if end > *forward {
-            *forward = end;
-        }
-        if self.newest.is_none_or(|(sent_at, newest_end, _)| (segment.sent_at, end) > (sent_at, newest_end)) {
-            self.newest = Some((segment.sent_at, end, segment.retransmitted));
-        }
-    }
-}
+use segment::Record;
+pub(crate) use segment::{Content, Delivered, Fate, Segment, Unsent};
 
 /// State needed only while segments are lost or selectively acknowledged.
 #[derive(Debug, Default)]

@@ -12,7 +12,8 @@
 
 use std::collections::VecDeque;
 
-use super::{Fate, Segment, SendQueue};
+use super::SendQueue;
+use super::segment::{Fate, Segment};
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::short_queue::ShortQueue;
