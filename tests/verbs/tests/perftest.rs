@@ -60,7 +60,7 @@ fn latency_of_writes() {
 
 #[test]
 fn bandwidths_of_four_queue_pairs() {
-    measure_all("pt-4", &["ib_write_bw", "ib_read_bw", "ib_atomic_bw"], &["-n", "500", "-q", "4"]);
+    measure_all("pt-4", &BANDWIDTHS, &["-n", "500", "-q", "4"]);
 }
 
 #[test]

@@ -11,10 +11,12 @@ use crate::process;
 use crate::verbs::context::MOST_READS;
 use crate::verbs::queue_pair::{self, Pair};
 use libc::{c_int, c_void};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use uwarp::{AcceptOptions, ConnectOptions, Features, ReadyToReceiveKinds};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use uwarp::{AcceptOptions, ConnectOptions, Features, ListenOptions, ReadyToReceiveKinds};
 
 /// How long a connection may take to come about.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -36,32 +38,57 @@ fn start(pair: &Handle<Pair>, key: u64, peer: SocketAddr, options: ConnectOption
     Ok(())
 }
 
+/// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs while
+/// there are some: perftest takes the server's first queue pair to be connected with the client's first.
+static REFUSED: Mutex<VecDeque<(Instant, u64)>> = Mutex::new(VecDeque::new());
+
+fn refused() -> MutexGuard<'static, VecDeque<(Instant, u64)>> {
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Connects once more, a little later. False: it was tried often enough.
 fn try_again(handle: &Handle<Identifier>, state: &mut State) -> bool {
     let Some(attempt) = state.attempt.as_mut().filter(|attempt| attempt.refusals > 0) else { return false };
     attempt.refusals -= 1;
-    let key = handle.key;
-    dispatch::spawn("uwarp-retry", move || {
-        std::thread::sleep(REFUSAL_PAUSE);
-        dispatch::with_identifier(key, |id, handle| {
-            let again = {
-                let state = handle.lock();
-                let pair =
-                    state.queue_pair.and_then(queue_pair::find).filter(|_| matches!(state.stage, Stage::Starting));
-                // SAFETY: from the list of those that live.
-                let pair = pair.and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
-                match (pair, &state.attempt) {
-                    (Some(pair), Some(attempt)) => start(pair, key, attempt.peer, attempt.options.clone()),
-                    _ => Err(EINVAL),
-                }
-            };
-            if again.is_err() {
-                handle.lock().attempt = None;
-                settle(id, handle, Outcome::Failed(libc::ECONNREFUSED));
+    let mut refused = refused();
+    refused.push_back((Instant::now() + REFUSAL_PAUSE, handle.key));
+    if refused.len() == 1 && dispatch::spawn("uwarp-retry", answer_refusals).is_err() {
+        refused.pop_back();
+        return false;
+    }
+    true
+}
+
+fn answer_refusals() {
+    while let Some((at, key)) = { refused().front().copied() } {
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        connect_again(key);
+        // Only now, so that nobody starts a second thread meanwhile.
+        let mut refused = refused();
+        refused.pop_front();
+        if refused.is_empty() {
+            return;
+        }
+    }
+}
+
+fn connect_again(key: u64) {
+    dispatch::with_identifier(key, |id, handle| {
+        let again = {
+            let state = handle.lock();
+            let pair = state.queue_pair.and_then(queue_pair::find).filter(|_| matches!(state.stage, Stage::Starting));
+            // SAFETY: from the list of those that live.
+            let pair = pair.and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
+            match (pair, &state.attempt) {
+                (Some(pair), Some(attempt)) => start(pair, key, attempt.peer, attempt.options.clone()),
+                _ => Err(EINVAL),
             }
-        });
-    })
-    .is_ok()
+        };
+        if again.is_err() {
+            handle.lock().attempt = None;
+            settle(id, handle, Outcome::Failed(libc::ECONNREFUSED));
+        }
+    });
 }
 
 /// Everything that programs of the verbs may use: nothing of it shows on the wire before it is used.
