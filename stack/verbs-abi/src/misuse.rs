@@ -5,6 +5,7 @@ use crate::abi::*;
 use crate::verbs::{completion, post};
 use fastrand::Rng;
 use libc::{c_int, c_uint, c_void, size_t};
+use std::any::type_name;
 use std::ptr;
 
 unsafe extern "C" {
@@ -77,33 +78,39 @@ unsafe extern "C" {
 
 /// Calls of one run; of a long one, 50 times as many.
 const CALLS: usize = 20_000;
+/// Objects that are remembered.
+const MOST_OBJECTS: usize = 1000;
 /// Memory of the program that is no object of the library. The word in front of a pointer into it may be read.
 const OCTETS: usize = 4096;
 
 /// Everything that a careless program may pass.
 struct Arguments {
     random: Rng,
-    /// All that was ever returned, freed or not.
-    objects: Vec<*mut c_void>,
+    /// All that was ever returned, freed or not, with the name of its type.
+    objects: Vec<(&'static str, *mut c_void)>,
     memory: Box<[u64; OCTETS / 8]>,
 }
 
 impl Arguments {
-    /// A pointer of whatever kind.
+    /// A pointer, more often than not of the right kind.
     fn pointer<T>(&mut self) -> *mut T {
-        match self.random.u8(..16) {
+        match self.random.u8(..24) {
             0 => ptr::null_mut(),
             1 => self.memory.as_mut_ptr().wrapping_add(OCTETS / 16).cast(),
-            _ if self.objects.is_empty() => ptr::null_mut(),
-            2 => self.some_object().wrapping_byte_add(1).cast(),
-            _ => self.some_object().cast(),
+            2 => self.some_object("").wrapping_byte_add(1).cast(),
+            3 => self.some_object("").cast(),
+            _ => self.some_object(type_name::<T>()).cast(),
         }
     }
 
-    /// Recent objects are the likelier ones, so that calls succeed, too.
-    fn some_object(&mut self) -> *mut c_void {
-        let from = if self.random.bool() { self.objects.len().saturating_sub(24) } else { 0 };
-        self.objects[self.random.usize(from..self.objects.len())]
+    /// One of the last few objects of a type, which often live, or any object.
+    fn some_object(&mut self, name: &str) -> *mut c_void {
+        let last = self.objects.iter().rev().filter(|(of, _)| *of == name).take(12);
+        let likely: Vec<_> = last.map(|(_, object)| *object).collect();
+        match self.random.choice(&likely) {
+            Some(object) => *object,
+            None => self.random.choice(&self.objects).map_or(ptr::null_mut(), |(_, object)| *object),
+        }
     }
 
     /// The program's own structure with any contents, or null.
@@ -128,7 +135,11 @@ impl Arguments {
 
     fn keep<T>(&mut self, object: *mut T) {
         if !object.is_null() {
-            self.objects.push(object.cast());
+            if self.objects.len() >= MOST_OBJECTS {
+                // The device, which is the first, stays.
+                self.objects.remove(1);
+            }
+            self.objects.push((type_name::<T>(), object.cast()));
         }
     }
 
@@ -331,5 +342,8 @@ fn any_calls_with_any_arguments_come_back() {
         unsafe { arguments.call() };
     }
     // Enough of the calls were right.
-    assert!(arguments.objects.len() > 500, "{}", arguments.objects.len());
+    for name in ["ibv_context", "ibv_pd", "ibv_mr", "ibv_comp_channel", "ibv_cq", "ibv_srq", "ibv_qp", "rdma_cm_id"] {
+        let made = arguments.objects.iter().filter(|(of, _)| of.ends_with(&format!("::{name}"))).count();
+        assert!(made > 20, "{made} of {name}");
+    }
 }
