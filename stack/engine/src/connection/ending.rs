@@ -445,7 +445,7 @@ impl<P: Port> Core<P> {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
             queue_pair.tell_end(DisconnectReason::Aborted);
-            if has_said_all(&connection) {
+            if has_said_all(&connection, &mut queue_pair) {
                 // A reset could overtake the acknowledgment of messages that have completed here, and the peer's would
                 // fail.
                 self.leave_to_tcp(&mut connection);
@@ -489,9 +489,10 @@ fn is_over(connection: &Connection) -> bool {
     matches!(connection.phase, Phase::Running(_)) && has_everything(connection)
 }
 
-/// Whether the peer has all that was sent, and no message was cut off.
-fn has_said_all(connection: &Connection) -> bool {
+/// Whether the peer has all that was posted.
+fn has_said_all(connection: &Connection, queue_pair: &mut QueuePair) -> bool {
     matches!(&connection.phase, Phase::Running(running) if running.outgoing.is_none())
+        && queue_pair.send.position() == queue_pair.send.end()
         && connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed()
 }
 
