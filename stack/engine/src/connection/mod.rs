@@ -23,6 +23,7 @@ pub(crate) mod listener;
 pub(crate) mod phase;
 pub(crate) mod ports;
 mod ready;
+mod removal;
 pub(crate) mod shares;
 pub(crate) mod shutdown;
 pub(crate) mod slab;
