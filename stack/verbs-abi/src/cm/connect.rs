@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use uwarp::{AcceptOptions, ConnectOptions, Features, ListenOptions, ReadyToReceiveKinds};
+use uwarp::{AcceptOptions, ConnectOptions, Features, ReadyToReceiveKinds};
 
 /// How long a connection may take to come about.
 const START_LIMIT: Duration = Duration::from_secs(15);
