@@ -9,13 +9,24 @@ use libc::c_int;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// How long a thread that has acknowledged an event may take to ask for the next one before its channel is destroyed.
+const RETURN_TIME: Duration = Duration::from_millis(20);
+
+/// Which thread acknowledged an event last, and when.
+static LAST_ACKNOWLEDGED: Mutex<Option<(ThreadId, Instant)>> = Mutex::new(None);
 
 /// An event channel.
 pub(crate) struct Channel {
     /// Addresses of events.
     waiting: Mutex<VecDeque<usize>>,
     counter: EventCounter,
+    /// Threads that wait for an event.
+    readers: AtomicU32,
 }
 object!(Channel: rdma_event_channel, b"ec");
 
@@ -84,7 +95,10 @@ impl Channel {
     pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
         let counter = EventCounter::new()?;
         let public = rdma_event_channel { fd: counter.raw() };
-        Ok(Handle::create(public, Channel { waiting: Mutex::new(VecDeque::new()), counter }))
+        Ok(Handle::create(
+            public,
+            Channel { waiting: Mutex::new(VecDeque::new()), counter, readers: AtomicU32::new(0) },
+        ))
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<usize>> {
@@ -154,7 +168,10 @@ impl Channel {
     /// Waits for an event, and takes it.
     pub(crate) fn next(&self) -> Result<*mut rdma_cm_event, Errno> {
         loop {
-            self.counter.take()?;
+            self.readers.fetch_add(1, Ordering::AcqRel);
+            let taken = self.counter.take();
+            self.readers.fetch_sub(1, Ordering::AcqRel);
+            taken?;
             let mut waiting = self.waiting();
             if let Some(event) = waiting.pop_front() {
                 let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
@@ -177,6 +194,8 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
     unsafe {
         let owner = owner(&*Handle::<Event>::get(event)?.public());
         drop(Handle::<Event>::destroy(event)?);
+        let now = (std::thread::current().id(), Instant::now());
+        *LAST_ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         if let Ok(id) = Handle::<Identifier>::get(owner) {
             id.events.acknowledged(1);
         }
@@ -185,11 +204,22 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
 }
 
 /// Frees a channel.
+///
+/// Many programs have a thread that asks for events in a loop and ends the program if that fails, and destroy the channel
+/// as soon as the last event is acknowledged. With a device, what is between the two takes milliseconds, and the thread is
+/// waiting again by then. It gets as much time here.
 pub(crate) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
     // SAFETY: the caller's pointer.
     unsafe {
-        if Handle::<Channel>::get(channel)?.is_waiting() {
+        let handle = Handle::<Channel>::get(channel)?;
+        if handle.is_waiting() {
             return Err(EBUSY);
+        }
+        let acknowledged = *LAST_ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, at)) = acknowledged.filter(|(thread, _)| *thread != std::thread::current().id()) {
+            while at.elapsed() < RETURN_TIME && handle.readers.load(Ordering::Acquire) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         drop(Handle::<Channel>::destroy(channel)?);
     }

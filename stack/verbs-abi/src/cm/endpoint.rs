@@ -17,7 +17,8 @@ pub(crate) fn child(
     register: impl FnOnce(u64, *mut rdma_cm_id),
 ) -> Result<*mut rdma_cm_id, Errno> {
     let (local, peer) = (request.local(), request.peer());
-    let state = State { local: Some(local), peer: Some(peer), stage: Stage::Requested(request), ..State::default() };
+    let state =
+        State { local: Some(local), peer: Some(peer), stage: Stage::Requested(Box::new(request)), ..State::default() };
     let id = identifier::create_with(listener.channel, listener.context, listener.ps, state, register)?;
     // SAFETY: just made.
     unsafe {

@@ -68,7 +68,7 @@ pub(crate) enum Stage {
     New,
     Listening,
     /// A peer wants to connect.
-    Requested(ConnectRequest),
+    Requested(Box<ConnectRequest>),
     /// The outcome will be an event.
     Starting,
     Connected,
