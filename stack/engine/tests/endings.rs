@@ -9,8 +9,10 @@ use crossbeam::channel::unbounded;
 use uwarp_engine::command::{
     AsyncEvent, Command, ConnectFailure, ConnectionEvent, DisconnectReason, StartupOptions, TerminateCode,
 };
+use uwarp_engine::ports::{LoopOptions, LoopPort};
 use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_memory::Access;
+use uwarp_tcp::Instant;
 use uwarp_testkit::rig::{Pair, PairOptions, World};
 
 fn code(layer: u8, error_type: u8, code: u8) -> TerminateCode {
@@ -350,6 +352,21 @@ fn a_failed_device_flushes_everything() {
     assert_eq!(client.poll().map(|completion| (completion.id, completion.status)), Some((7, Status::Fatal)));
     assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::LocalError(Status::Fatal));
     assert_eq!(world.hosts[0].events.try_recv(), Ok(AsyncEvent::DeviceFatal { cause: "pulled out".to_owned() }));
+}
+
+/// A device whose peer is gone takes no frames, however long one waits.
+#[test]
+fn a_failed_engine_is_shut_down_whatever_its_device_takes() {
+    let options = LoopOptions { queue: 1, ..LoopOptions::default() };
+    let mut world: World<LoopPort> = World::back_to_back(options, 4);
+    let mut engine = world.hosts[0].engine.take().expect("an engine");
+    // Its announcements fill the device.
+    engine.turn(Instant::ZERO + SECOND);
+    engine.fail("unplugged");
+    assert!(engine.is_shut_down());
+    // The next ones find it full.
+    engine.turn(Instant::ZERO + 10 * SECOND);
+    assert!(engine.is_shut_down());
 }
 
 /// The acknowledgment of a message is delayed for a while, in which its receiver may go.

@@ -67,7 +67,7 @@ fn what_a_queue_pair_received_is_acknowledged_before_it_is_destroyed() {
         server.qp.destroy();
         assert!(client.expect(2).status.is_success());
         assert!(client.qp.wait_disconnected(LONG).unwrap());
-        assert_eq!(client.qp.disconnect_reason(), Some(DisconnectReason::Reset));
+        assert_eq!(client.qp.disconnect_reason(), Some(DisconnectReason::PeerClosed));
     });
 }
 
