@@ -158,7 +158,7 @@ impl SlotState {
 
     /// Whether `stag` is the slot's, and valid.
     #[inline(always)]
-    pub(crate) const fn is_valid_as(self, stag: u32) -> bool {
+    pub(crate) fn is_valid_as(self, stag: u32) -> bool {
         self.0 & (Flags::VALID.0 | STAG_BITS) == Flags::VALID.0 | stag as u64
     }
 
@@ -184,7 +184,7 @@ impl SlotState {
     }
 
     /// The next generation: nothing is left but STag, stream and rights, which mean nothing any more.
-    const fn freed(self) -> SlotState {
+    fn freed(self) -> SlotState {
         SlotState((self.0 & !(FLAG_BITS & !Flags::ONE_STREAM.0)).wrapping_add(1 << GENERATION_SHIFT))
     }
 

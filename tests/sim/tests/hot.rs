@@ -43,7 +43,8 @@ fn part(number: u64) {
     }
     println!("{total:#?}");
     let [frames, received, sent] = total.frames;
-    assert!(received * 3 > frames && sent * 10 > frames, "the short ways are hardly taken: {:?}", total.frames);
+    // A middlebox that cuts and joins leaves fewer segments as predicted.
+    assert!(received * 4 > frames && sent * 10 > frames, "the short ways are hardly taken: {:?}", total.frames);
 }
 
 macro_rules! parts {
