@@ -1,4 +1,4 @@
-//! Who has to give way.
+//! Which connection is evicted when buffers or places of a backlog are short.
 
 use super::{REVIEW, WATCH, Watched, is_silent};
 use crate::api::command::DisconnectReason;

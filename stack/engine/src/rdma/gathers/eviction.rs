@@ -1,4 +1,4 @@
-//! Who has to give memory back.
+//! Incomplete FPDUs that are evicted when their budget is used up.
 
 use super::SPARE;
 use crate::connection::Connection;
