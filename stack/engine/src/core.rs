@@ -164,6 +164,7 @@ impl<P: Port> Core<P> {
                 doorbells: channels.doorbells,
                 rung: Vec::with_capacity(64),
                 shutdown: None,
+                farewells: Vec::new(),
             },
             config,
         })

@@ -2,15 +2,20 @@
 
 mod common;
 
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::Duration;
 
 use common::{PORT, SECOND, completions, contents, end, event, join, joined, joined_with, nothing_left, pattern, sge};
-use crossbeam::channel::unbounded;
+use crossbeam::channel::{Receiver, unbounded};
 use uwarp_engine::command::{
-    AsyncEvent, Command, ConnectFailure, ConnectionEvent, DisconnectReason, StartupOptions, TerminateCode,
+    Abandoned, AsyncEvent, Command, ConnectFailure, ConnectionEvent, DisconnectReason, StartupOptions, TerminateCode,
 };
+use uwarp_engine::port::Batch;
 use uwarp_engine::ports::{LoopOptions, LoopPort};
 use uwarp_engine::work::{SendOpcode, Status};
+use uwarp_engine::{Capabilities, LinkState, PoolLevels, Port};
 use uwarp_memory::Access;
 use uwarp_tcp::Instant;
 use uwarp_testkit::rig::{Pair, PairOptions, World};
@@ -388,4 +393,69 @@ fn a_message_that_was_received_completes_though_its_receivers_queue_pair_is_take
     let done: Vec<_> = client.poll_all().iter().map(|one| (one.id, one.status)).collect();
     assert_eq!(done, [(1, Status::Success), (2, Status::Success)]);
     nothing_left(&mut world);
+}
+
+/// A port that notes whether an answer was there before its last frames were.
+struct Watched {
+    inner: LoopPort,
+    answer: Rc<RefCell<Option<Receiver<Option<Abandoned>>>>>,
+    sent: Rc<Cell<u32>>,
+}
+
+impl Port for Watched {
+    type Buffer = <LoopPort as Port>::Buffer;
+
+    fn alloc(&mut self) -> Option<Self::Buffer> {
+        self.inner.alloc()
+    }
+    fn rx_burst(&mut self, batch: &mut Batch<Self::Buffer>) -> usize {
+        self.inner.rx_burst(batch)
+    }
+    fn tx_burst(&mut self, frames: &mut VecDeque<Self::Buffer>) -> usize {
+        if let Some(answer) = &*self.answer.borrow() {
+            assert!(answer.is_empty(), "the answer came before {} frames were with the device", frames.len());
+            self.sent.set(self.sent.get() + frames.len() as u32);
+        }
+        self.inner.tx_burst(frames)
+    }
+    fn link(&mut self) -> LinkState {
+        self.inner.link()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn pool_levels(&self) -> PoolLevels {
+        self.inner.pool_levels()
+    }
+}
+
+/// A process may end as soon as its queue pair is destroyed, and its engine's thread with it.
+#[test]
+fn an_abandoned_queue_pair_is_answered_for_when_its_last_frames_are_with_the_device() {
+    let (answer, sent) = (Rc::default(), Rc::new(Cell::new(0)));
+    let (left, right) = LoopPort::pair(LoopOptions::default());
+    let ports = [left, right].map(|inner| Watched { inner, answer: Rc::clone(&answer), sent: Rc::clone(&sent) });
+    let mut world = World::of_ports(ports, 4);
+    let requests = world.hosts[1].listen(PORT);
+    let options = PairOptions { complete_on_ack: true, ..PairOptions::default() };
+    let (mut client, mut server) = (world.hosts[0].pair(options), world.hosts[1].pair(options));
+    world.join((0, &client), (1, &server), &requests, PORT);
+    for id in 1..=2 {
+        assert!(server.post_receive(id, &[]));
+        client.post_simple(id, SendOpcode::Send, None, (0, 0));
+        assert!(world.run_until(SECOND, |_| server.poll().is_some()));
+    }
+    let (reply, rings) = unbounded();
+    *answer.borrow_mut() = Some(rings.clone());
+    world.hosts[1].command(Command::AbandonQueuePair { queue_pair: server.number, reply });
+    let now = world.now();
+    world.hosts[1].engine.as_mut().expect("alive").turn(now);
+    *answer.borrow_mut() = None;
+    assert!(rings.try_recv().expect("an answer").is_some());
+    assert!(sent.get() > 0, "the last acknowledgment, with FIN");
+    // That engine never turns again.
+    world.hosts[1].engine = None;
+    world.run(SECOND);
+    let done: Vec<_> = client.poll_all().iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(done, [(1, Status::Success), (2, Status::Success)]);
 }

@@ -441,13 +441,18 @@ impl World<LoopPort> {
     /// Two hosts joined back to back, without a network between them.
     pub fn back_to_back(options: LoopOptions, queue_pairs: u32) -> World<LoopPort> {
         let (left, right) = LoopPort::pair(options);
-        let hosts = vec![Host::new(left, 0, queue_pairs, 1, |_| {}), Host::new(right, 1, queue_pairs, 1, |_| {})];
-        let network = SimNetwork::new(1, SimOptions::default());
-        World { network, hosts, now: Instant::from_nanos(1_000_000), seed: 1 }
+        World::of_ports([left, right], queue_pairs)
     }
 }
 
 impl<P: Port> World<P> {
+    /// Hosts on ports that are joined already, without a network between them.
+    pub fn of_ports(ports: impl IntoIterator<Item = P>, queue_pairs: u32) -> World<P> {
+        let hosts = ports.into_iter().zip(0..).map(|(port, number)| Host::new(port, number, queue_pairs, 1, |_| {}));
+        let network = SimNetwork::new(1, SimOptions::default());
+        World { network, hosts: hosts.collect(), now: Instant::from_nanos(1_000_000), seed: 1 }
+    }
+
     /// The virtual time.
     pub fn now(&self) -> Instant {
         self.now

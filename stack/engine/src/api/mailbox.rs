@@ -53,7 +53,8 @@ impl<P: Port> Core<P> {
                 }
             }
             Command::AbandonQueuePair { queue_pair, reply } => {
-                let _ = reply.send(self.abandon_queue_pair(queue_pair));
+                let abandoned = self.abandon_queue_pair(queue_pair);
+                self.control.farewells.push((reply, abandoned));
             }
             Command::Connect(parameters) => self.connect(*parameters),
             Command::Accept(parameters) => self.accept(*parameters),
