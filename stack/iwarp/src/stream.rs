@@ -4,8 +4,6 @@
 //! The inbound half is [`Stream::receive`] in [`crate::receive`]. Outbound messages are created here, since they take
 //! sequence numbers and read slots; [`crate::Message::next_segment`] cuts them.
 
-use std::collections::VecDeque;
-
 use uwarp_wire::ddp::{
     MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
     UntaggedHeader,
@@ -25,11 +23,10 @@ mod reads;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use reads::{CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, Response};
+pub use reads::{
+    CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, ReadToken, Response,
+};
 use reads::{InboundReads, OutstandingReads};
-
-/// A number that a caller gives to an outstanding read. Each response to the read returns it.
-pub type ReadToken = u64;
 
 /// The open untagged message of queue 0.
 #[derive(Clone, Copy, Debug, Default)]
@@ -497,6 +494,3 @@ impl Stream {
         self.open_tagged != OpenTagged::None || self.open_request.is_some()
     }
 }
-
-/// A queue that allocates on first use.
-pub(crate) type LazyQueue<T> = VecDeque<T>;

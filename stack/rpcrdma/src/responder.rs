@@ -1,5 +1,6 @@
 //! The side that is called (RFC 8166 §3, §4).
 
+mod call;
 mod common;
 mod incoming;
 mod outgoing;
@@ -14,8 +15,7 @@ use crate::pool::Pool;
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
 use crate::rpc::{OwnedAuth, Status};
 use crate::walk::Part;
-use incoming::Incoming;
-use outgoing::Outgoing;
+use call::{Incoming, Outgoing};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;

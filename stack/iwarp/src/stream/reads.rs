@@ -2,15 +2,19 @@
 //! ORD. The other holds the peer's requests that occupy a slot: at most IRD reads, and in addition IRD atomics (RFC
 //! 7306 §5.2.2) and IRD commits.
 
+use std::collections::VecDeque;
+
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{
     ATOMIC_REQUEST_LEN, AtomicOperation, AtomicRequest, CommitRegion, ReadRequest, TerminatedHeader,
 };
 
-use super::{LazyQueue, ReadToken};
 use crate::fault::Fault;
 use crate::terminate::FailedSegment;
 use crate::transmit::Message;
+
+/// A number that a caller gives to an outstanding read. Each response to the read returns it.
+pub type ReadToken = u64;
 
 /// One of our reads: the destination of its response.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +37,7 @@ enum Outstanding {
 /// Requests of ours, oldest first.
 #[derive(Clone, Debug)]
 pub(crate) struct OutstandingReads {
-    queue: LazyQueue<Outstanding>,
+    queue: VecDeque<Outstanding>,
     /// Octets of the oldest read received so far.
     received: u32,
     limit: u16,
@@ -41,7 +45,7 @@ pub(crate) struct OutstandingReads {
 
 impl OutstandingReads {
     pub(super) const fn new(limit: u16) -> OutstandingReads {
-        OutstandingReads { queue: LazyQueue::new(), received: 0, limit }
+        OutstandingReads { queue: VecDeque::new(), received: 0, limit }
     }
 
     pub(super) fn push(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<()> {
@@ -278,7 +282,7 @@ pub struct Response {
 /// the one that is being answered, if any; then those that wait.
 #[derive(Clone, Debug)]
 pub(crate) struct InboundReads {
-    queue: LazyQueue<Inbound>,
+    queue: VecDeque<Inbound>,
     answered: u16,
     /// Requests whose response is sent, over the life of the stream.
     done: u64,
@@ -295,7 +299,7 @@ pub(crate) struct InboundReads {
 impl InboundReads {
     pub(super) const fn new(limit: u16) -> InboundReads {
         InboundReads {
-            queue: LazyQueue::new(),
+            queue: VecDeque::new(),
             answered: 0,
             done: 0,
             atomics: 0,

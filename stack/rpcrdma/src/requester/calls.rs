@@ -105,7 +105,7 @@ impl Calls {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CallId;
+    use super::super::call::CallId;
     use super::*;
     use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! One call of a requester, from its start to its end.
 
+use super::call::{Call, CallError, CallId, Finished, Refused, Reply};
 use super::registration::{FastRegions, Joints, Places, fits};
-use super::{Call, CallError, CallId, Finished, Refused, Reply};
 use crate::binding::{Binding, Greatest};
 use crate::endpoint::{Endpoint, Kept};
 use crate::header::{Body, Chunks, DiscardReason, Header, ReadSegment, filled};

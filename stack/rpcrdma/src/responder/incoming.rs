@@ -1,67 +1,13 @@
 //! An incoming call: its chunks are read, and its arguments are assembled.
 
+use super::call::{Incoming, Pull, Pulling, Stage};
 use super::{Answer, LOOKS, Loss, Over, REASON, Request, Responder, Token};
 use crate::endpoint::{Failure, Transfer};
-use crate::header::{Body, Chunks, FIXED_LEN, Header, READ_SEGMENT_LEN, RdmaError, ReadChunk, VERSION, chunk_length};
+use crate::header::{Body, FIXED_LEN, Header, READ_SEGMENT_LEN, RdmaError, ReadChunk, VERSION, chunk_length};
 use crate::rpc::{CallHeader, CallHeaderError, Protection, Status};
 use crate::walk::{Item, Removed, Walk, WalkError, split};
 use std::time::Instant;
 use uwarp::{Access, DisconnectReason, MemoryRegion, QueuePairState, Status as WorkStatus};
-
-/// A call that was received and is not answered.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    pub(super) xid: u32,
-    /// The chunks that the requester offers for the reply, and the STag that may be invalidated.
-    pub(super) chunks: Chunks,
-    pub(super) protection: Protection,
-    pub(super) procedure: u32,
-    pub(super) version: u32,
-    pub(super) program: u32,
-    stage: Stage,
-    /// Octets of all its Read chunks.
-    octets: u64,
-    /// Octets of memory reserved for them: all or none.
-    memory: u64,
-    /// The application has it.
-    pub(super) is_given: bool,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// There is no memory for its chunks yet.
-    Stalled(Pull),
-    /// Its chunks are being read.
-    Pulling(Pull, Pulling),
-    /// Nothing of it is missing.
-    Called,
-}
-
-/// The chunks to be read.
-#[derive(Debug)]
-enum Pull {
-    /// The call itself; other chunks after it.
-    Call(ReadChunk),
-    /// The items of a call whose header is valid.
-    Items { payload: Vec<u8>, header: usize, items: Vec<Item>, chunks: Vec<ReadChunk> },
-}
-
-impl Pull {
-    fn chunks(&self) -> &[ReadChunk] {
-        match self {
-            Self::Call(chunk) => std::slice::from_ref(chunk),
-            Self::Items { chunks, .. } => chunks,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Pulling {
-    /// A sink for each chunk; an empty chunk has none.
-    sinks: Vec<Option<MemoryRegion>>,
-    /// Reads that are not done.
-    reads: usize,
-}
 
 impl Responder {
     /// Begins a call whose transport header is valid.

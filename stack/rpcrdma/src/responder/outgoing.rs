@@ -1,5 +1,6 @@
 //! A reply on its way out.
 
+use super::call::{Incoming, Outgoing};
 use super::{Answer, Responder, Token};
 use crate::endpoint::{Failure, Transfer};
 use crate::header::{Body, Chunks, Header, RdmaError, Segment, VERSION, fill};
@@ -7,17 +8,6 @@ use crate::rpc::{Protection, ReplyHeader, Status};
 use crate::walk::{Part, Removed, Walk};
 use crate::xdr::{padding, put_padding};
 use uwarp::{Access, MemoryRegion};
-
-use super::incoming::Incoming;
-
-/// Memory of a reply that is being sent.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    serial: u64,
-    regions: Vec<MemoryRegion>,
-    /// How many of them are items.
-    items: usize,
-}
 
 /// The most items that wait to be reclaimed.
 const SPENT: usize = 16;

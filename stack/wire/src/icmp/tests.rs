@@ -1,12 +1,14 @@
+use core::net::Ipv4Addr;
+
 use proptest::prelude::*;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr};
 
 use super::*;
-use crate::address::IpAddress;
+use crate::address::{FlowKey, IpAddress};
 use crate::ethernet::EthernetAddress;
 use crate::frame::{Path, TcpChecksum, prepend_tcp};
-use crate::tcp::{TcpFlags, TcpHeader};
+use crate::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 fn emit(message: &IcmpMessage<'_>) -> Vec<u8> {
     let mut octets = vec![0; message.emit_len()];

@@ -24,7 +24,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + padding_len(ulpdu_len) + CRC_LEN
 }
 
-const fn clamp(octets: u32) -> u16 {
+/// The nearest permitted MULPDU.
+pub(super) const fn clamp(octets: u32) -> u16 {
     if octets < MINIMUM_MULPDU as u32 {
         MINIMUM_MULPDU
     } else if octets > MAXIMUM_MULPDU as u32 {
@@ -41,13 +42,6 @@ const fn clamp(octets: u32) -> u16 {
 #[inline]
 pub const fn mulpdu(emss: u32) -> u16 {
     clamp(emss.saturating_sub(6 + emss % 4))
-}
-
-/// As [`mulpdu`], on a stream with markers, however they fall.
-#[inline]
-pub const fn mulpdu_with_markers(emss: u32) -> u16 {
-    let markers = emss.div_ceil(super::MARKER_INTERVAL as u32);
-    clamp(emss.saturating_sub(6 + emss % 4).saturating_sub(4 * markers))
 }
 
 /// The CRC field for a CRC32c value, least significant octet first as in iSCSI, unlike every other field of the stack.

@@ -1,6 +1,6 @@
 //! Markers: their octets and their places in a stream (RFC 5044 §4.3).
 
-use super::{CRC_LEN, FPDU_ALIGNMENT};
+use super::fpdu::{CRC_LEN, FPDU_ALIGNMENT, clamp};
 
 /// Octets of a marker.
 pub const MARKER_LEN: usize = 4;
@@ -93,3 +93,10 @@ impl Iterator for MarkerPlaces {
 }
 
 const _: () = assert!(MARKER_INTERVAL.is_multiple_of(FPDU_ALIGNMENT) && CRC_LEN == MARKER_LEN);
+
+/// As [`mulpdu`](super::mulpdu), on a stream with markers, however they fall.
+#[inline]
+pub const fn mulpdu_with_markers(emss: u32) -> u16 {
+    let markers = emss.div_ceil(MARKER_INTERVAL as u32);
+    clamp(emss.saturating_sub(6 + emss % 4).saturating_sub(4 * markers))
+}
