@@ -95,6 +95,9 @@ pub enum Test {
     RawLatency,
     /// Bare frames over the same device, as many as fit.
     RawBandwidth,
+    /// The same with what every octet costs any stack: the sender copies, with CRC32C and Internet checksum; the receiver
+    /// verifies both and copies.
+    NullBandwidth,
     /// Ping-pong over one plain TCP stream.
     StreamLatency,
     /// One plain TCP stream, as much as fits.
@@ -118,6 +121,7 @@ impl Test {
             Self::WriteRate => "write-rate",
             Self::RawLatency => "raw-latency",
             Self::RawBandwidth => "raw-bandwidth",
+            Self::NullBandwidth => "null-bandwidth",
             Self::StreamLatency => "stream-latency",
             Self::StreamBandwidth => "stream-bandwidth",
         }
@@ -136,7 +140,7 @@ impl Test {
     /// What it runs over.
     pub fn transport(self) -> Transport {
         match self {
-            Self::RawLatency | Self::RawBandwidth => Transport::Raw,
+            Self::RawLatency | Self::RawBandwidth | Self::NullBandwidth => Transport::Raw,
             Self::StreamLatency | Self::StreamBandwidth => Transport::Tcp,
             _ => Transport::Rdma,
         }
@@ -309,7 +313,7 @@ impl TestOptions {
         }
         match self.frame {
             Some(_) if !test.is_raw() => {
-                return Err(usage("--frame applies to raw-latency and raw-bandwidth only: leave it out"));
+                return Err(usage("--frame applies to raw tests only: leave it out"));
             }
             Some(frame) if !(60..=9014).contains(&frame) => {
                 return Err(usage(format!("--frame is {frame}: choose 60 to 9014 octets")));

@@ -103,6 +103,19 @@ fn bandwidth_over_memif() {
     }
 }
 
+/// Its frames are verified while they are measured: a wrong one ends the server.
+#[test]
+fn the_null_protocol_over_virtio_and_memif() {
+    for device in ["virtio", "memif"] {
+        let result = pair(&["null-bandwidth", "--device", device, "--size", "64K", "--duration", "100ms"]);
+        assert_eq!(result["device"], device);
+        assert!(result["gbit_per_s"].as_f64().unwrap() > 0.0);
+    }
+    let jumbo = pair(&["null-bandwidth", "--mtu", "9000", "--size", "64K", "--duration", "100ms"]);
+    assert_eq!(jumbo["mtu"], 9000);
+    assert!(jumbo["iterations"].as_u64().unwrap() > 0);
+}
+
 #[test]
 fn plain_streams_over_virtio_and_memif() {
     for device in ["virtio", "memif"] {

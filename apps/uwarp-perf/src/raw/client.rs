@@ -2,7 +2,7 @@
 
 use super::frames::{Geometry, HEADER, Header, Kind, parse};
 use super::server::{Mode, check, content, hello, send_message};
-use super::{Line, PATIENCE};
+use super::{Line, PATIENCE, null};
 use crate::cli::{Plan, Test};
 use crate::meter::{Bar, Goal, check_interrupted, round_trips};
 use crate::report::Report;
@@ -51,9 +51,13 @@ pub fn run(config: &Config, network: &NetworkFlags, plan: &Plan, device: &str) -
     if plan.test == Test::RawLatency {
         greet(&mut line, Mode::Echo, geometry, seed)?;
         latency(&mut line, geometry, plan, &mut report)?;
+    } else if plan.test == Test::NullBandwidth {
+        greet(&mut line, Mode::Null, geometry, seed)?;
+        let source = null::memory(geometry);
+        bandwidth(&mut line, geometry, plan, &mut report, |index, frame| null::fill(frame, index, geometry, &source))?;
     } else {
         greet(&mut line, Mode::Count, geometry, seed)?;
-        bandwidth(&mut line, geometry, plan, &mut report)?;
+        bandwidth(&mut line, geometry, plan, &mut report, |_, _| {})?;
     }
     // A server that serves one client may exit before its answer is read: that is not a failure.
     let _ = ask(&mut line, Kind::Bye, &[], Kind::Farewell, FAREWELL);
@@ -177,7 +181,13 @@ fn latency(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Report
     Ok(())
 }
 
-fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
+fn bandwidth(
+    line: &mut Line,
+    geometry: Geometry,
+    plan: &Plan,
+    report: &mut Report,
+    mut fill: impl FnMut(u32, &mut [u8]),
+) -> anyhow::Result<()> {
     let mut bar = Bar::new(plan);
     let begin = Instant::now();
     let mut message = 0_u64;
@@ -185,7 +195,7 @@ fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Repo
     loop {
         // At least two bursts between two readings of the clock.
         for _ in 0..(64 / geometry.count).max(1) {
-            send_burst(line, geometry, message)?;
+            send_burst(line, geometry, message, &mut fill)?;
             message += 1;
         }
         if total.reached(message, begin) {
@@ -214,12 +224,17 @@ fn bandwidth(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Repo
 
 /// Queues the frames of a message and sends as many as the device accepts without waiting.
 #[inline]
-fn send_burst(line: &mut Line, geometry: Geometry, message: u64) -> anyhow::Result<()> {
+fn send_burst(
+    line: &mut Line,
+    geometry: Geometry,
+    message: u64,
+    fill: &mut impl FnMut(u32, &mut [u8]),
+) -> anyhow::Result<()> {
     let mut index = 0;
     let mut refused = 0_u32;
     while index < geometry.count {
         let header = Header { kind: Kind::Data, index, message };
-        if line.pending.len() < 64 && line.queue_frame(header, geometry.len(index), |_| {}) {
+        if line.pending.len() < 64 && line.queue_frame(header, geometry.len(index), |frame| fill(index, frame)) {
             index += 1;
             refused = 0;
         } else {

@@ -1,5 +1,6 @@
 //! The frames of the raw tests: their format, and the number and length of the frames for a message.
 
+use std::ops::Range;
 use uwarp_dpdk::{HEADROOM, Mbuf};
 
 /// IEEE 802's EtherType for local experiments.
@@ -152,6 +153,14 @@ impl Geometry {
         (if index + 1 == self.count { self.last } else { self.full }) as usize
     }
 
+    /// Octets of its message that frame `index` carries, as the same frame of an RDMA Write would.
+    #[inline]
+    pub fn payload(&self, index: u32) -> Range<usize> {
+        let carried = |frame: u32| (frame as usize).saturating_sub(ETHERNET + (IP_AND_TCP + TAGGED + MPA) as usize);
+        let start = index as usize * carried(self.full);
+        start..start + carried(if index + 1 == self.count { self.last } else { self.full })
+    }
+
     /// Octets of the longest frame.
     pub fn longest(&self) -> u32 {
         if self.count > 1 { self.full } else { self.last }
@@ -193,6 +202,10 @@ mod tests {
         assert_eq!(Geometry::from_octets(&geometry.to_octets()), Some(geometry));
         assert_eq!(Geometry::from_octets(&[0; 12]), None);
         assert_eq!(Geometry::from_octets(&[1; 7]), None);
+        // The frames carry the message, whose end may be padded.
+        let parts: Vec<_> = (0..geometry.count).map(|index| geometry.payload(index)).collect();
+        assert!(parts[0].start == 0 && parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert!((65_536..65_540).contains(&parts.last().unwrap().end));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The answering side: returns data frames in a latency test, counts them in a bandwidth test.
 
-use super::Line;
 use super::frames::{ETHERNET, Geometry, HEADER, Header, Kind, parse};
+use super::{Line, null};
+use crate::cli::SIZE_MAX;
 use crate::meter::check_interrupted;
 use crate::pattern::Pattern;
 use std::time::{Duration, Instant};
@@ -12,6 +13,8 @@ use uwarp_app::NetworkFlags;
 struct Task {
     geometry: Geometry,
     mode: Mode,
+    /// Where the null protocol places.
+    memory: Vec<u8>,
     seed: u64,
     /// Frames of the current message so far (echo), or of all messages (count).
     frames: u64,
@@ -29,6 +32,8 @@ pub enum Mode {
     Check = 2,
     /// Count.
     Count = 3,
+    /// Verify and place, and count.
+    Null = 4,
 }
 
 /// A Hello's body: mode, geometry, seed.
@@ -42,10 +47,16 @@ pub fn hello(mode: Mode, geometry: Geometry, seed: u64) -> [u8; 24] {
 
 fn parse_hello(body: &[u8]) -> Option<Task> {
     let body: &[u8; 24] = body.first_chunk()?;
-    let mode = [Mode::Echo, Mode::Check, Mode::Count].into_iter().find(|&mode| mode as u8 == body[0])?;
+    let mode = [Mode::Echo, Mode::Check, Mode::Count, Mode::Null].into_iter().find(|&mode| mode as u8 == body[0])?;
+    let geometry = Geometry::from_octets(&body[4..16])?;
+    if geometry.payload(geometry.count - 1).end as u64 > SIZE_MAX {
+        return None;
+    }
+    let memory = if mode == Mode::Null { null::memory(geometry) } else { Vec::new() };
     Some(Task {
-        geometry: Geometry::from_octets(&body[4..16])?,
+        geometry,
         mode,
+        memory,
         seed: u64::from_le_bytes(*body.last_chunk()?),
         frames: 0,
         first: None,
@@ -146,7 +157,10 @@ fn turn_around(line: &mut Line) {
 
 fn data(line: &mut Line, task: &mut Task, header: Header, packet: &uwarp_dpdk::Mbuf) -> anyhow::Result<()> {
     match task.mode {
-        Mode::Count => {
+        Mode::Count | Mode::Null => {
+            if task.mode == Mode::Null {
+                null::place(packet, header, task.geometry, &mut task.memory)?;
+            }
             task.frames += 1;
             // The clock is read once per 64 frames, as it costs more than a frame.
             if task.first.is_none() {

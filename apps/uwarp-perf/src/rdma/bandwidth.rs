@@ -42,6 +42,7 @@ impl Operation {
             | Test::WriteRate
             | Test::RawLatency
             | Test::RawBandwidth
+            | Test::NullBandwidth
             | Test::StreamLatency
             | Test::StreamBandwidth => Self::Write,
         }

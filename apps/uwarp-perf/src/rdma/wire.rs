@@ -100,7 +100,7 @@ fn test_number(test: Test) -> u8 {
         Test::ImmediateLatency => 9,
         Test::CommitLatency => 10,
         Test::ConnectRate => 11,
-        Test::RawLatency | Test::RawBandwidth | Test::StreamLatency | Test::StreamBandwidth => 0,
+        Test::RawLatency | Test::RawBandwidth | Test::NullBandwidth | Test::StreamLatency | Test::StreamBandwidth => 0,
     }
 }
 
