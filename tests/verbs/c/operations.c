@@ -1,0 +1,650 @@
+/*
+ * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
+ * completion queue, memory windows of type 2B.
+ *
+ *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
+ *   ./operations wr|srq|threads|window server ADDRESS
+ *   ./operations wr|srq|threads|window client ADDRESS
+ *
+ * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#define PORT 7480
+#define PATIENCE 50 /* seconds, of the whole program */
+#define ROOM 8192
+#define MESSAGES 13
+#define MORE 100
+#define RECEIVES 32
+#define ROUNDS 5000
+
+#define check(is_so) check_line((is_so), #is_so, __LINE__)
+
+static void check_line(int is_so, const char *what, int line)
+{
+	if (is_so)
+		return;
+	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
+	exit(1);
+}
+
+/* Where one side's memory is. */
+struct place {
+	uint64_t address;
+	uint32_t key;
+} __attribute__((packed));
+
+/* One connection. */
+struct end {
+	struct rdma_cm_id *id;
+	struct ibv_qp_ex *ex;
+	struct place peer;
+};
+
+static struct ibv_pd *domain;
+static struct ibv_cq *completions;
+static struct ibv_srq *shared;
+static struct ibv_mr *region;
+static uint8_t room[ROOM] __attribute__((aligned(64)));
+
+static struct place own(void)
+{
+	return (struct place){ (uintptr_t)room, region->rkey };
+}
+
+/* What all connections of a process share. */
+static void prepare(struct ibv_context *context)
+{
+	if (domain)
+		return;
+	check((domain = ibv_alloc_pd(context)) != NULL);
+	check((completions = ibv_create_cq(context, 256, NULL, NULL, 0)) != NULL);
+	region = ibv_reg_mr(domain, room, sizeof(room), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+			    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
+	check(region != NULL);
+}
+
+static void create_queue_pair(struct end *end)
+{
+	struct ibv_qp_init_attr_ex wanted = {
+		.qp_type = IBV_QPT_RC,
+		.send_cq = completions,
+		.recv_cq = completions,
+		.srq = shared,
+		.cap = { .max_send_wr = 64, .max_recv_wr = shared ? 0 : 16, .max_send_sge = 2,
+			 .max_recv_sge = shared ? 0 : 1, .max_inline_data = 32 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = domain,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+				  IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_INV |
+				  IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+				  IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV,
+	};
+
+	check(rdma_create_qp_ex(end->id, &wanted) == 0);
+	check((end->ex = ibv_qp_to_qp_ex(end->id->qp)) != NULL);
+}
+
+static void post_receive(struct ibv_qp *qp, uint64_t number, size_t offset, uint32_t length)
+{
+	struct ibv_sge entry = { (uintptr_t)room + offset, length, region->lkey };
+	struct ibv_recv_wr request = { .wr_id = number, .sg_list = &entry, .num_sge = 1 }, *bad;
+
+	check((qp ? ibv_post_recv(qp, &request, &bad) : ibv_post_srq_recv(shared, &request, &bad)) == 0);
+}
+
+/* The next completion, whatever it is. */
+static struct ibv_wc next(void)
+{
+	struct ibv_wc found;
+	int count;
+
+	while ((count = ibv_poll_cq(completions, 1, &found)) == 0)
+		;
+	check(count == 1);
+	return found;
+}
+
+/* The next completion, which has to be this one and a success. */
+static struct ibv_wc succeeded(uint64_t number)
+{
+	struct ibv_wc found = next();
+
+	if (found.status != IBV_WC_SUCCESS || found.wr_id != number) {
+		fprintf(stderr, "completion %lu (%s) and not %lu\n", (unsigned long)found.wr_id,
+			ibv_wc_status_str(found.status), (unsigned long)number);
+		exit(1);
+	}
+	return found;
+}
+
+static void send_octets(struct ibv_qp *qp, uint64_t number, const void *octets, uint32_t length)
+{
+	struct ibv_sge entry = { (uintptr_t)octets, length, 0 };
+	struct ibv_send_wr request = { .wr_id = number, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_SEND,
+				       .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE }, *bad;
+
+	check(ibv_post_send(qp, &request, &bad) == 0);
+}
+
+static void to_address(struct sockaddr_in *out, const char *text)
+{
+	memset(out, 0, sizeof(*out));
+	out->sin_family = AF_INET;
+	out->sin_port = htons(PORT);
+	check(inet_pton(AF_INET, text, &out->sin_addr) == 1);
+}
+
+static struct rdma_conn_param parameters(struct place *place)
+{
+	return (struct rdma_conn_param){ .private_data = place, .private_data_len = sizeof(*place),
+					 .responder_resources = 8, .initiator_depth = 8, .retry_count = 7,
+					 .rnr_retry_count = 7 };
+}
+
+static struct end connected(const char *address, void (*before)(struct end *))
+{
+	struct end end = { 0 };
+	struct rdma_conn_param wanted;
+	struct sockaddr_in server;
+	struct place place;
+
+	to_address(&server, address);
+	check(rdma_create_id(NULL, &end.id, NULL, RDMA_PS_TCP) == 0);
+	check(rdma_resolve_addr(end.id, NULL, (struct sockaddr *)&server, 5000) == 0);
+	check(rdma_resolve_route(end.id, 5000) == 0);
+	prepare(end.id->verbs);
+	create_queue_pair(&end);
+	if (before)
+		before(&end);
+	place = own();
+	wanted = parameters(&place);
+	check(rdma_connect(end.id, &wanted) == 0);
+	check(end.id->event->param.conn.private_data_len >= sizeof(place));
+	memcpy(&end.peer, end.id->event->param.conn.private_data, sizeof(place));
+	return end;
+}
+
+static struct rdma_cm_id *listening(const char *address)
+{
+	struct rdma_cm_id *id;
+	struct sockaddr_in own_address;
+
+	to_address(&own_address, address);
+	check(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	check(rdma_bind_addr(id, (struct sockaddr *)&own_address) == 0);
+	check(rdma_listen(id, 4) == 0);
+	return id;
+}
+
+static struct end accepted(struct rdma_cm_id *listener, void (*before)(struct end *))
+{
+	struct end end = { 0 };
+	struct rdma_conn_param wanted;
+	struct place place;
+
+	check(rdma_get_request(listener, &end.id) == 0);
+	check(end.id->event->param.conn.private_data_len >= sizeof(place));
+	memcpy(&end.peer, end.id->event->param.conn.private_data, sizeof(place));
+	prepare(end.id->verbs);
+	if (before)
+		before(&end);
+	if (!end.id->qp)
+		create_queue_pair(&end);
+	place = own();
+	wanted = parameters(&place);
+	check(rdma_accept(end.id, &wanted) == 0);
+	return end;
+}
+
+/* wr: every kind of request by ibv_wr_*. The server's memory: 0 to 1008 are written, 2048 is a counter, 4096 receives. */
+static void wr_receives(struct end *end)
+{
+	if (!end->id->qp)
+		create_queue_pair(end);
+	for (uint64_t number = 0; number < 3; number++)
+		post_receive(end->id->qp, number, 4096 + number * 64, 64);
+}
+
+static void wr_server(struct end end)
+{
+	struct ibv_wc found;
+	int i;
+
+	found = succeeded(0);
+	check(found.opcode == IBV_WC_RECV && found.byte_len == 16);
+	check(memcmp(room + 4096, "two parts, joint", 16) == 0);
+	found = succeeded(1);
+	check(found.opcode == IBV_WC_RECV_RDMA_WITH_IMM && (found.wc_flags & IBV_WC_WITH_IMM));
+	check(found.imm_data == htonl(0x01020304));
+	for (i = 0; i < 1000; i++)
+		check(room[i] == (uint8_t)(i * 7));
+	check(memcmp(room + 1000, "inlined!", 8) == 0);
+	check(*(uint64_t *)(room + 2048) == 77);
+	/* Had the abandoned Send been sent, it would have arrived before. */
+	found = succeeded(2);
+	check(found.byte_len == 3 && memcmp(room + 4096 + 128, "end", 3) == 0);
+	send_octets(end.id->qp, 9, "right", 5);
+	succeeded(9);
+}
+
+static void wr_client(struct end end)
+{
+	struct ibv_qp_ex *ex = end.ex;
+	struct ibv_sge parts[2] = { { (uintptr_t)room + 3000, 4, region->lkey },
+				    { (uintptr_t)room + 3100, 12, region->lkey } };
+	char inlined[8];
+	int i;
+
+	for (i = 0; i < 1000; i++)
+		room[i] = (uint8_t)(i * 7);
+	ibv_wr_start(ex);
+	ex->wr_id = 10;
+	ex->wr_flags = 0;
+	ibv_wr_rdma_write(ex, end.peer.key, end.peer.address);
+	ibv_wr_set_sge(ex, region->lkey, (uintptr_t)room, 1000);
+	ex->wr_id = 11;
+	ex->wr_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+	memcpy(inlined, "inlined!", 8);
+	ibv_wr_rdma_write(ex, end.peer.key, end.peer.address + 1000);
+	ibv_wr_set_inline_data(ex, inlined, 8);
+	check(ibv_wr_complete(ex) == 0);
+	/* Inline data is the program's again as soon as it is posted. */
+	memset(inlined, 0, 8);
+	succeeded(11);
+
+	ibv_wr_start(ex);
+	ex->wr_id = 12;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_read(ex, end.peer.key, end.peer.address);
+	ibv_wr_set_sge(ex, region->lkey, (uintptr_t)room + 1024, 1008);
+	check(ibv_wr_complete(ex) == 0);
+	check(succeeded(12).opcode == IBV_WC_RDMA_READ);
+	check(memcmp(room, room + 1024, 1000) == 0 && memcmp(room + 2024, "inlined!", 8) == 0);
+
+	for (i = 0; i < 3; i++) {
+		static const uint64_t was[] = { 0, 5, 10 };
+
+		ibv_wr_start(ex);
+		ex->wr_id = 13;
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		if (i < 2)
+			ibv_wr_atomic_fetch_add(ex, end.peer.key, end.peer.address + 2048, 5);
+		else
+			ibv_wr_atomic_cmp_swp(ex, end.peer.key, end.peer.address + 2048, 10, 77);
+		ibv_wr_set_sge(ex, region->lkey, (uintptr_t)room + 2200, 8);
+		check(ibv_wr_complete(ex) == 0);
+		check(succeeded(13).opcode == (i < 2 ? IBV_WC_FETCH_ADD : IBV_WC_COMP_SWAP));
+		check(*(uint64_t *)(room + 2200) == was[i]);
+	}
+
+	memcpy(room + 3000, "two ", 4);
+	memcpy(room + 3100, "parts, joint", 12);
+	ibv_wr_start(ex);
+	ex->wr_id = 14;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 2, parts);
+	check(ibv_wr_complete(ex) == 0);
+	succeeded(14);
+
+	ibv_wr_start(ex);
+	ex->wr_id = 15;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write_imm(ex, end.peer.key, end.peer.address, htonl(0x01020304));
+	ibv_wr_set_sge(ex, region->lkey, (uintptr_t)room, 8);
+	check(ibv_wr_complete(ex) == 0);
+	succeeded(15);
+
+	ibv_wr_start(ex);
+	ex->wr_id = 16;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, region->lkey, (uintptr_t)room, 8);
+	ibv_wr_abort(ex);
+
+	send_octets(end.id->qp, 17, "end", 3);
+	/* Its completion and the answer's have no order. */
+	for (i = 0; i < 2; i++) {
+		struct ibv_wc found = next();
+
+		check(found.status == IBV_WC_SUCCESS && (found.wr_id == 17 || found.wr_id == 0));
+	}
+	check(memcmp(room + 4096, "right", 5) == 0);
+}
+
+/* srq: two queue pairs fill one shared receive queue until it runs low. */
+#define ANSWERED 900
+static int answered;
+
+static void srq_create(struct end *end)
+{
+	struct ibv_srq_init_attr wanted = { .attr = { .max_wr = RECEIVES, .max_sge = 1 } };
+	struct ibv_srq_attr limit = { .srq_limit = RECEIVES / 4 };
+
+	(void)end;
+	if (shared)
+		return;
+	check((shared = ibv_create_srq(domain, &wanted)) != NULL);
+	for (uint64_t number = 0; number < RECEIVES; number++)
+		post_receive(NULL, number, number * 64, 64);
+	check(ibv_modify_srq(shared, &limit, IBV_SRQ_LIMIT) == 0);
+}
+
+/* Takes so many messages from each queue pair, in their order; posts the receives again if asked. */
+static void srq_take(struct end ends[2], uint32_t count[2], uint32_t messages, int again)
+{
+	uint32_t taken;
+
+	for (taken = 0; taken < 2 * messages;) {
+		struct ibv_wc found = next();
+		uint32_t said[2];
+		int which = found.qp_num == ends[1].id->qp->qp_num;
+
+		if (found.wr_id == ANSWERED) {
+			check(found.status == IBV_WC_SUCCESS);
+			answered++;
+			continue;
+		}
+		taken++;
+		check(found.status == IBV_WC_SUCCESS && found.opcode == IBV_WC_RECV && found.byte_len == sizeof(said));
+		check(found.qp_num == ends[which].id->qp->qp_num);
+		memcpy(said, room + found.wr_id * 64, sizeof(said));
+		check(said[0] == (uint32_t)which && said[1] == count[which]);
+		count[which]++;
+		if (again)
+			post_receive(NULL, found.wr_id, found.wr_id * 64, 64);
+	}
+}
+
+static void srq_server(struct rdma_cm_id *listener)
+{
+	struct end ends[2];
+	uint32_t count[2] = { 0, 0 };
+	struct ibv_async_event event;
+	int which;
+
+	/* The second connects when the first is connected. */
+	for (which = 0; which < 2; which++)
+		ends[which] = accepted(listener, srq_create);
+	srq_take(ends, count, MESSAGES, 0);
+	check(count[0] == MESSAGES && count[1] == MESSAGES);
+	do {
+		check(ibv_get_async_event(ends[0].id->verbs, &event) == 0);
+		ibv_ack_async_event(&event);
+		/* A private device has no link before the other end has opened its own. */
+	} while (event.event_type == IBV_EVENT_PORT_ERR || event.event_type == IBV_EVENT_PORT_ACTIVE);
+	check(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == shared);
+	for (uint64_t number = 0; number < 2 * MESSAGES; number++)
+		post_receive(NULL, number, number * 64, 64);
+	for (which = 0; which < 2; which++)
+		send_octets(ends[which].id->qp, ANSWERED, "more", 4);
+	srq_take(ends, count, MORE, 1);
+	for (which = 0; which < 2; which++)
+		send_octets(ends[which].id->qp, ANSWERED, "done", 4);
+	/* Those of the first two were among the messages, or are not yet. */
+	while (answered < 4)
+		answered += succeeded(ANSWERED).wr_id == ANSWERED;
+}
+
+/* The receives that were used are those of the first messages, whatever their order: all have the same memory size. */
+static void srq_client_receives(struct end *end)
+{
+	post_receive(end->id->qp, 500, 4096, 64);
+	post_receive(end->id->qp, 501, 4160, 64);
+}
+
+static void srq_client(const char *address)
+{
+	struct end ends[2];
+	uint32_t said[2], limit = MESSAGES, first = 0;
+	int which, phase;
+
+	for (which = 0; which < 2; which++)
+		ends[which] = connected(address, srq_client_receives);
+	for (phase = 0; phase < 2; phase++) {
+		uint32_t answers = 0, sent = 0, wanted;
+
+		for (said[1] = first; said[1] < limit; said[1]++) {
+			for (which = 0; which < 2; which++) {
+				said[0] = which;
+				send_octets(ends[which].id->qp, 600, said, sizeof(said));
+			}
+			/* At most two are under way, and an answer may be among them. */
+			for (wanted = sent + 2; sent < wanted;) {
+				struct ibv_wc found = next();
+
+				check(found.status == IBV_WC_SUCCESS);
+				if (found.wr_id == 600)
+					sent++;
+				else
+					answers++;
+			}
+		}
+		while (answers < 2) {
+			struct ibv_wc found = next();
+
+			check(found.status == IBV_WC_SUCCESS && found.wr_id == (uint64_t)(500 + phase));
+			answers++;
+		}
+		check(memcmp(room + 4096 + 64 * phase, phase ? "done" : "more", 4) == 0);
+		first = limit;
+		limit += MORE;
+	}
+}
+
+/* threads: two of them post on one queue pair and reap from one completion queue. */
+static struct end threads_end;
+static atomic_uchar seen[2][ROUNDS];
+static atomic_uint finished;
+
+static int reap(void)
+{
+	struct ibv_wc found[4];
+	int i, count = ibv_poll_cq(completions, 4, found);
+
+	check(count >= 0);
+	for (i = 0; i < count; i++) {
+		uint32_t thread = found[i].wr_id >> 32, round = (uint32_t)found[i].wr_id;
+
+		check(found[i].status == IBV_WC_SUCCESS && thread < 2 && round < ROUNDS);
+		/* Each completion is delivered once. */
+		check(atomic_fetch_add(&seen[thread][round], 1) == 0);
+		atomic_fetch_add(&finished, 1);
+	}
+	return count;
+}
+
+static void *post_and_reap(void *argument)
+{
+	uint64_t thread = (uintptr_t)argument;
+	uint64_t round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		uint64_t value = round + 1;
+		struct ibv_sge entry = { (uintptr_t)&value, sizeof(value), 0 };
+		struct ibv_send_wr *bad, request = {
+			.wr_id = thread << 32 | round, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+			.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+			.wr.rdma = { threads_end.peer.address + 64 * thread, threads_end.peer.key },
+		};
+		int failed;
+
+		while ((failed = ibv_post_send(threads_end.id->qp, &request, &bad)) == ENOMEM)
+			reap();
+		check(failed == 0);
+	}
+	while (atomic_load(&finished) < 2 * ROUNDS)
+		reap();
+	return NULL;
+}
+
+static void threads_client(struct end end)
+{
+	pthread_t threads[2];
+	uintptr_t number;
+
+	threads_end = end;
+	for (number = 0; number < 2; number++)
+		check(pthread_create(&threads[number], NULL, post_and_reap, (void *)number) == 0);
+	for (number = 0; number < 2; number++)
+		check(pthread_join(threads[number], NULL) == 0);
+	check(atomic_load(&finished) == 2 * ROUNDS);
+	send_octets(end.id->qp, 17, "end", 3);
+	succeeded(17);
+}
+
+static void one_receive(struct end *end)
+{
+	if (!end->id->qp)
+		create_queue_pair(end);
+	post_receive(end->id->qp, 0, 4096, 64);
+}
+
+static void threads_server(struct end end)
+{
+	(void)end;
+	succeeded(0);
+	/* The last Write of each thread came last. */
+	check(*(uint64_t *)room == ROUNDS && *(uint64_t *)(room + 64) == ROUNDS);
+}
+
+/* window: of type 2B, bound to a part of a region and invalidated by the peer. */
+static void window_receives(struct end *end)
+{
+	one_receive(end);
+	post_receive(end->id->qp, 1, 4160, 64);
+}
+
+static void window_server(struct end end)
+{
+	struct ibv_mw *window;
+	struct ibv_send_wr *bad, bind = { .wr_id = 20, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_wc found = { 0 };
+	struct place place = { (uintptr_t)room + 1024, 0 };
+	int i;
+
+	check((window = ibv_alloc_mw(domain, IBV_MW_TYPE_2)) != NULL);
+	place.key = ibv_inc_rkey(window->rkey);
+	bind.bind_mw.mw = window;
+	bind.bind_mw.rkey = place.key;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ region, place.address, 1024, IBV_ACCESS_REMOTE_WRITE };
+	check(ibv_post_send(end.id->qp, &bind, &bad) == 0);
+	check(succeeded(20).opcode == IBV_WC_BIND_MW);
+	send_octets(end.id->qp, 21, &place, sizeof(place));
+	/* The completion of this and the client's message have no order. */
+	for (i = 0; i < 2; i++) {
+		struct ibv_wc either = next();
+
+		check(either.status == IBV_WC_SUCCESS && (either.wr_id == 21 || either.wr_id == 0));
+		if (either.wr_id == 0)
+			found = either;
+	}
+	check((found.wc_flags & IBV_WC_WITH_INV) && found.invalidated_rkey == place.key);
+	for (i = 0; i < 1024; i++)
+		check(room[1024 + i] == (uint8_t)(i + 3));
+	check(room[1023] == 0 && room[2048] == 0);
+	send_octets(end.id->qp, 22, "again", 5);
+	/* The peer's next Write is refused, which ends the connection: the second receive comes back unused. */
+	for (i = 0; i < 2; i++) {
+		found = next();
+		if (found.wr_id == 22)
+			continue;
+		check(found.wr_id == 1 && found.status == IBV_WC_WR_FLUSH_ERR);
+		break;
+	}
+	check(i < 2);
+	for (i = 0; i < 1024; i++)
+		check(room[1024 + i] == (uint8_t)(i + 3));
+}
+
+static void window_client(struct end end)
+{
+	struct ibv_sge entry = { (uintptr_t)room, 1024, region->lkey };
+	struct ibv_send_wr *bad, write = { .wr_id = 30, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE };
+	struct ibv_send_wr invalidate = { .wr_id = 31, .opcode = IBV_WR_SEND_WITH_INV,
+					  .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_send_wr read = { .wr_id = 32, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+				    .send_flags = IBV_SEND_SIGNALED };
+	struct place place;
+	struct ibv_wc found;
+	int i, failed = 0;
+
+	succeeded(0);
+	memcpy(&place, room + 4096, sizeof(place));
+	for (i = 0; i < 1024; i++)
+		room[i] = (uint8_t)(i + 3);
+	write.wr.rdma.remote_addr = place.address;
+	write.wr.rdma.rkey = place.key;
+	write.next = &invalidate;
+	invalidate.invalidate_rkey = place.key;
+	check(ibv_post_send(end.id->qp, &write, &bad) == 0);
+	/* The completion of this and the server's answer have no order. */
+	for (i = 0; i < 2; i++) {
+		found = next();
+		check(found.status == IBV_WC_SUCCESS && (found.wr_id == 31 || found.wr_id == 1));
+	}
+	memset(room, 0xEE, 1024);
+	write.next = &read;
+	read.wr.rdma.remote_addr = end.peer.address;
+	read.wr.rdma.rkey = end.peer.key;
+	/* A refused Write has completed, as one does that is on its way; what comes behind it has not. */
+	if (ibv_post_send(end.id->qp, &write, &bad) == 0)
+		do {
+			found = next();
+			failed = found.wr_id == 32 && found.status != IBV_WC_SUCCESS;
+			check(failed || found.status != IBV_WC_SUCCESS);
+		} while (!failed);
+}
+
+int main(int argc, char **argv)
+{
+	const char *test, *address;
+	int is_server;
+
+	if (argc != 4) {
+		fprintf(stderr, "usage: operations wr|srq|threads|window server|client ADDRESS\n");
+		return 2;
+	}
+	test = argv[1];
+	is_server = strcmp(argv[2], "server") == 0;
+	address = argv[3];
+	alarm(PATIENCE);
+	if (strcmp(test, "srq") == 0) {
+		if (is_server)
+			srq_server(listening(address));
+		else
+			srq_client(address);
+	} else if (strcmp(test, "wr") == 0) {
+		if (is_server)
+			wr_server(accepted(listening(address), wr_receives));
+		else
+			wr_client(connected(address, one_receive));
+	} else if (strcmp(test, "threads") == 0) {
+		if (is_server)
+			threads_server(accepted(listening(address), one_receive));
+		else
+			threads_client(connected(address, NULL));
+	} else if (strcmp(test, "window") == 0) {
+		if (is_server)
+			window_server(accepted(listening(address), window_receives));
+		else
+			window_client(connected(address, window_receives));
+	} else {
+		fprintf(stderr, "there is no test '%s'\n", test);
+		return 2;
+	}
+	printf("%s: right\n", test);
+	return 0;
+}
