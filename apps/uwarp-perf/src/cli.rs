@@ -14,7 +14,7 @@ pub const PORT: u16 = 18_515;
 /// Longest message in octets: what one work request can carry in 32 bits, rounded down to a size that fits into memory.
 pub const SIZE_MAX: u64 = 1 << 30;
 /// Most queue pairs.
-pub const QPS_MAX: u32 = 4096;
+pub const QPS_MAX: u32 = 16_384;
 /// Deepest pipeline of a queue pair.
 pub const DEPTH_MAX: u32 = 8192;
 

@@ -3,7 +3,7 @@
 use super::bandwidth::{Operation, Pump};
 use super::latency::{Exchange, Used, ask_by_immediate, ask_by_send, ask_by_write, fetch_add, read, write_commit};
 use super::layout::Layout;
-use super::session::{CONTROL, FEATURES, PATIENCE, Session};
+use super::session::{CONTROL, FEATURES, PATIENCE, Session, allow_queue_pairs};
 use super::wire::{Control, Request, data_to_octets, memory_from_octets};
 use crate::cli::{Plan, Test};
 use crate::meter::{Goal, check_interrupted, round_trips};
@@ -26,13 +26,14 @@ const VERIFIED_MESSAGES: u64 = 500;
 /// # Errors
 /// The server cannot be reached, the connection is lost, or data is wrong.
 pub fn run(
-    config: Config,
+    mut config: Config,
     network: &NetworkFlags,
     plan: &Plan,
     server: SocketAddr,
     device: &str,
 ) -> anyhow::Result<Report> {
     let mtu = config.mtu;
+    allow_queue_pairs(&mut config, plan.qps);
     let engine = format!("{:?}", config.engine.mode).to_lowercase();
     let context = network.open(config)?;
     let (mut session, crc) = establish(context, plan, server)?;

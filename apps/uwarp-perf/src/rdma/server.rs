@@ -3,9 +3,9 @@
 use super::bandwidth::{Operation, Sink, be_read, fill_source};
 use super::latency::{Verdict, answer_by_immediate, answer_by_send, answer_by_write};
 use super::layout::Layout;
-use super::session::{CONTROL, FEATURES, PATIENCE, Session};
+use super::session::{CONTROL, FEATURES, PATIENCE, Session, allow_queue_pairs};
 use super::wire::{Control, Request, data_from_octets, memory_to_octets};
-use crate::cli::{ServeArguments, Test};
+use crate::cli::{QPS_MAX, ServeArguments, Test};
 use crate::meter::check_interrupted;
 use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ const MEMORY_MAX: u64 = 16 << 30;
 ///
 /// # Errors
 /// The device cannot be opened; with `--once`, also what ends the one client's test.
-pub fn run(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> {
+pub fn run(mut config: Config, arguments: &ServeArguments) -> anyhow::Result<()> {
+    allow_queue_pairs(&mut config, QPS_MAX);
     let context = arguments.network.open(config)?;
     let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024, ..ListenOptions::default() })?;
     if !is_side() {

@@ -8,8 +8,9 @@ use anyhow::{Context as _, bail};
 use std::fs::File;
 use std::time::{Duration, Instant};
 use uwarp::{
-    Access, Completion, CompletionQueue, Context, Features, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain,
-    QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge, Status,
+    Access, Completion, CompletionQueue, Config, Context, Features, MemoryRange, MemoryRegion, MemoryType,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge,
+    Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
 
@@ -23,6 +24,11 @@ const PIECE: u64 = 64 << 10;
 pub const FEATURES: Features = Features { atomics: true, immediate: true, commit: true };
 /// The control connection's messages.
 pub const CONTROL: Shape = Shape { message: Control::LEN, messages: 8, work: 0 };
+
+/// Raises the limit of queue pairs, if it is lower, to those of a test and its control connection.
+pub fn allow_queue_pairs(config: &mut Config, count: u32) {
+    config.limits.queue_pairs = config.limits.queue_pairs.max(count as usize + 1);
+}
 
 /// One side of a test.
 pub struct Session {
