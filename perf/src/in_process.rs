@@ -12,6 +12,7 @@ use uwarp::{
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
+use crate::programs::InProcess;
 use crate::rpc::Pair;
 
 const PORT: u16 = 7471;
@@ -65,10 +66,15 @@ pub struct Options {
     /// MTU of the link
     #[arg(long, default_value_t = 1500)]
     mtu: u16,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Switched on at both ends; what is not atomic takes the same way without.
 const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
+/// Completions that a queue pair may have.
+const COMPLETIONS: usize = 256;
 /// Writes of a burst.
 const BURST: u64 = 32;
 
@@ -82,7 +88,7 @@ struct End {
 
 impl End {
     fn new(context: Context, options: &Options) -> anyhow::Result<Self> {
-        let completions = context.create_completion_queue(options.qps * 256)?;
+        let completions = context.create_completion_queue(options.qps * COMPLETIONS)?;
         let domain = context.allocate_domain();
         // Messages are sent from the first half and received in the second: a late message must not change the next
         // one.
@@ -122,6 +128,7 @@ fn config(address: &str, options: &Options) -> anyhow::Result<Config> {
     let mut config = Config::without_device(address)?;
     config.engine.mode = EngineMode::Inline;
     config.limits.queue_pairs = config.limits.queue_pairs.max(options.qps);
+    config.limits.completion_depth = config.limits.completion_depth.max(options.qps * COMPLETIONS);
     config.mtu = options.mtu;
     Ok(config)
 }
@@ -282,6 +289,10 @@ fn measure_calls(options: &Options) -> anyhow::Result<Duration> {
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let took = measure(options)?;
     let each = took.as_nanos() as f64 / options.iterations as f64;
+    if options.json {
+        println!("{}", serde_json::to_string(&InProcess { ns_each: each })?);
+        return Ok(());
+    }
     println!(
         "{} of {} octets, {} queue pairs: {each:.0} ns each, {:.2} Gbit/s of payload one way, kernels {}",
         options.work.name(),

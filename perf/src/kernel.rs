@@ -3,12 +3,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use uwarp_app::pair::Latency;
 use uwarp_netns::{self as netns, End, Namespace};
 
 /// The role of one end of the kernel peer.
@@ -36,16 +38,27 @@ enum Role {
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub enum Test {
     /// Round trips, both ends spinning on non-blocking sockets
-    Latency,
+    SpinningLatency,
+    /// Round trips, both ends blocking
+    BlockingLatency,
     /// One way, blocking
     Bandwidth,
+}
+
+impl Test {
+    /// The name on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// What the client prints as JSON.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
-    /// Median round trip.
-    pub p50_ns: f64,
+    /// Round trips.
+    pub latency_ns: Latency,
+    /// Their mean.
+    pub mean_ns: f64,
     /// Payload.
     pub gbit_per_s: f64,
 }
@@ -68,8 +81,8 @@ fn serve(options: &Options) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let mut message = vec![0; options.size];
     match options.test {
-        Test::Latency => {
-            stream.set_nonblocking(true)?;
+        Test::SpinningLatency | Test::BlockingLatency => {
+            stream.set_nonblocking(options.test == Test::SpinningLatency)?;
             while spin_read(&mut stream, &mut message)? {
                 spin_write(&mut stream, &message)?;
             }
@@ -95,9 +108,9 @@ fn measure(options: &Options) -> anyhow::Result<Outcome> {
     let duration = Duration::from_millis(options.milliseconds);
     let mut message = vec![0; options.size];
     match options.test {
-        Test::Latency => {
-            stream.set_nonblocking(true)?;
-            let mut samples = Vec::new();
+        Test::SpinningLatency | Test::BlockingLatency => {
+            stream.set_nonblocking(options.test == Test::SpinningLatency)?;
+            let mut samples = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
             let warm_up = Instant::now() + duration / 5;
             let end = warm_up + duration;
             loop {
@@ -106,14 +119,13 @@ fn measure(options: &Options) -> anyhow::Result<Outcome> {
                 ensure!(spin_read(&mut stream, &mut message)?, "the kernel peer left early");
                 let now = Instant::now();
                 if start >= warm_up {
-                    samples.push((now - start).as_nanos() as u64);
+                    samples.saturating_record((now - start).as_nanos() as u64);
                 }
                 if now >= end {
                     break;
                 }
             }
-            samples.sort_unstable();
-            Ok(Outcome { p50_ns: samples[samples.len() / 2] as f64, gbit_per_s: 0.0 })
+            Ok(Outcome { latency_ns: Latency::of(&samples), mean_ns: samples.mean(), gbit_per_s: 0.0 })
         }
         Test::Bandwidth => {
             let start = Instant::now();
@@ -124,7 +136,8 @@ fn measure(options: &Options) -> anyhow::Result<Outcome> {
             let mut total = [0; 8];
             stream.read_exact(&mut total)?;
             let bits = u64::from_be_bytes(total) as f64 * 8.0;
-            Ok(Outcome { p50_ns: 0.0, gbit_per_s: bits / start.elapsed().as_nanos() as f64 })
+            let gbit_per_s = bits / start.elapsed().as_nanos() as f64;
+            Ok(Outcome { latency_ns: Latency::default(), mean_ns: 0.0, gbit_per_s })
         }
     }
 }
@@ -161,8 +174,10 @@ pub struct Namespaces {
     ends: [Namespace; 2],
 }
 
-const SERVER_ADDRESS: &str = "10.88.0.1";
-const CLIENT_ADDRESS: &str = "10.88.0.2";
+/// Address in the first namespace.
+pub const SERVER_ADDRESS: &str = "10.88.0.1";
+/// Address in the second namespace.
+pub const CLIENT_ADDRESS: &str = "10.88.0.2";
 
 impl Namespaces {
     /// Creates them; needs root, iproute2 and ethtool.
@@ -179,48 +194,30 @@ impl Namespaces {
     }
 
     /// Runs one measurement with the server on the first CPU and the client on the second.
-    pub fn measure(
-        &self,
-        test: Test,
-        size: usize,
-        duration: Duration,
-        cpus: (usize, usize),
-    ) -> anyhow::Result<Outcome> {
+    pub fn measure(&self, test: Test, size: u64, duration: Duration, cpus: (usize, usize)) -> anyhow::Result<Outcome> {
         let port = 4000 + (test as u16);
         let address = format!("{SERVER_ADDRESS}:{port}");
-        let mut server = self.start(0, "server", test, &address, size, duration, cpus.0)?;
+        let words = [test.name(), address, size.to_string(), duration.as_millis().to_string()];
+        let program = std::env::current_exe()?;
+        let start = |end: usize, role: &str, cpu: usize| {
+            let mut command = self.command(end, cpu);
+            command.arg(&program).args(["kernel-peer", role]).args(&words);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the kernel peer")
+        };
+        let mut server = start(0, "server", cpus.0)?;
         let mut ready = [0; 6];
         server.stdout.as_mut().context("the server's output")?.read_exact(&mut ready)?;
-        let client = self.start(1, "client", test, &address, size, duration, cpus.1)?;
+        let client = start(1, "client", cpus.1)?;
         let output = client.wait_with_output()?;
         ensure!(output.status.success(), "the kernel peer's client failed");
         server.wait()?;
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one line per end; a struct would only be spelled once")]
-    fn start(
-        &self,
-        end: usize,
-        role: &str,
-        test: Test,
-        address: &str,
-        size: usize,
-        duration: Duration,
-        cpu: usize,
-    ) -> anyhow::Result<Child> {
-        let test = match test {
-            Test::Latency => "latency",
-            Test::Bandwidth => "bandwidth",
-        };
-        self.ends[end]
-            .command("taskset")
-            .args(["-c", &cpu.to_string()])
-            .arg(std::env::current_exe()?)
-            .args(["kernel-peer", role, test, address, &size.to_string(), &duration.as_millis().to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start the kernel peer")
+    /// A command in the first or second namespace, on a CPU; the program is its first argument.
+    pub fn command(&self, end: usize, cpu: usize) -> Command {
+        let mut command = self.ends[end].command("taskset");
+        command.args(["-c", &cpu.to_string()]);
+        command
     }
 }

@@ -1,13 +1,20 @@
-//! Side-by-side measurements: uwarp, the raw device under it, a C program on the same device, and the kernel's TCP,
-//! interleaved in one run so that every figure has a limit and a peer beside it.
+//! Side-by-side measurements: uwarp, the raw device under it, a C program on the same device, the kernel's TCP, libfabric
+//! and UCX, interleaved in one run so that every figure has a limit and a peer beside it.
 #![forbid(unsafe_code)]
 
 mod compare;
+mod foreign;
 mod in_process;
 mod instructions;
 mod kernel;
+mod page;
+mod parts;
+mod plot;
 mod programs;
+mod record;
 mod rpc;
+mod table;
+mod verbs;
 mod wake;
 
 use clap::{Parser, Subcommand};
@@ -23,18 +30,21 @@ struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   cargo build --release -p uwarp-perf -p uwarp-rpc -p uwarp-bench
-  target/release/uwarp-bench compare
+  target/release/uwarp-bench compare --quick --html compare.html
   target/release/uwarp-bench compare --device memif --rounds 9 \\
       --json perf/baselines/memif.json
   target/release/uwarp-bench compare --rpc --json perf/baselines/rpc.json
+  scripts/verbs-lib && target/release/uwarp-bench verbs --install
   target/release/uwarp-bench in-process write-ping-pong
   target/release/uwarp-bench wake
   target/release/uwarp-bench instructions";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, and kernel TCP, in turn A B A B
+    /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, kernel TCP, libfabric and UCX, in turn A B A B
     Compare(compare::Options),
+    /// Unmodified RDMA programs on uwarp's libraries beside uwarp's own tools, libfabric and UCX over TCP, and kernel TCP
+    Verbs(verbs::Options),
     /// Both ends in one thread, connected in memory: the cost of the stack itself
     InProcess(in_process::Options),
     /// Instructions per in-process operation, counted by valgrind's callgrind
@@ -47,8 +57,14 @@ enum Command {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if matches!(command, Command::Compare(_) | Command::Verbs(_)) {
+        // They remove their network namespaces before they end.
+        uwarp_app::signals::install()?;
+    }
+    match command {
         Command::Compare(options) => compare::run(&options),
+        Command::Verbs(options) => verbs::run(&options),
         Command::InProcess(options) => in_process::run(&options),
         Command::Instructions(options) => instructions::count(&options),
         Command::Wake(options) => wake::run(&options),

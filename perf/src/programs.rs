@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use uwarp_app::pair::Latency;
 
 /// The used part of the output of `uwarp-perf --json`.
 #[derive(Debug, Deserialize)]
@@ -17,13 +18,10 @@ pub struct Report {
     pub gbit_per_s: Option<f64>,
     /// Operations.
     pub mops: Option<f64>,
-}
-
-/// The used values of the distribution.
-#[derive(Debug, Deserialize)]
-pub struct Latency {
-    /// The median in nanoseconds.
-    pub p50: f64,
+    /// Messages that were timed.
+    pub iterations: u64,
+    /// How long they took.
+    pub seconds: f64,
 }
 
 /// The used part of the output of `uwarp-rpc --json`.
@@ -97,13 +95,50 @@ impl UwarpPerf {
         &self,
         test: &str,
         device: &str,
-        size: usize,
+        size: u64,
         more: &[String],
         duration: Duration,
     ) -> anyhow::Result<Report> {
         let size = ["--size".to_owned(), size.to_string()];
         self.0.pair(test, device, &[&size[..], more].concat(), duration)
     }
+}
+
+/// This program, as a process of its own.
+pub struct UwarpBench(PathBuf);
+
+impl UwarpBench {
+    /// Finds it.
+    pub fn find() -> anyhow::Result<Self> {
+        std::env::current_exe().map(Self).context("cannot find this program's own file")
+    }
+
+    /// Nanoseconds of one operation of `in-process WORK` of 64 octets over so many queue pairs, on a CPU.
+    pub fn in_process(&self, work: &str, queue_pairs: u32, cpu: usize) -> anyhow::Result<f64> {
+        let output = Command::new("taskset")
+            .args(["-c", &cpu.to_string()])
+            .arg(&self.0)
+            .args(["in-process", work, "--json", "--iterations", IN_PROCESS, "--qps", &queue_pairs.to_string()])
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "uwarp-bench in-process {work} --qps {queue_pairs}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        let report: InProcess = serde_json::from_slice(&output.stdout).context("the report of in-process")?;
+        Ok(report.ns_each)
+    }
+}
+
+/// Operations of `in-process`: each of 10,000 queue pairs is used at least twice.
+const IN_PROCESS: &str = "1000000";
+
+/// What `in-process --json` prints.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct InProcess {
+    /// Nanoseconds of one operation.
+    pub ns_each: f64,
 }
 
 /// `uwarp-rpc`.
@@ -154,9 +189,9 @@ impl RawC {
         Ok(Self { program })
     }
 
-    /// Median round trip in nanoseconds of a frame of [`WRITE_OF_64`] octets over `device`; `None` if the program does
-    /// not support the device.
-    pub fn pair(&self, device: &str, cpus: (usize, usize)) -> anyhow::Result<Option<f64>> {
+    /// Round trips in nanoseconds of a frame of [`WRITE_OF_64`] octets over `device`; `None` if the program does not
+    /// support the device.
+    pub fn pair(&self, device: &str, cpus: (usize, usize)) -> anyhow::Result<Option<Latency>> {
         let device = match device {
             "memif" => "memif",
             // The default of `uwarp-perf`.
@@ -170,7 +205,7 @@ impl RawC {
             .output()?;
         ensure!(output.status.success(), "the C ping-pong: {}", String::from_utf8_lossy(&output.stderr).trim());
         let report: RawReport = serde_json::from_slice(&output.stdout).context("the C ping-pong's report")?;
-        Ok(Some(report.latency_ns.p50))
+        Ok(Some(report.latency_ns))
     }
 }
 

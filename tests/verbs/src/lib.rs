@@ -36,7 +36,10 @@ pub fn libraries() -> PathBuf {
 }
 
 /// The directory of the tools.
-fn binaries() -> PathBuf {
+///
+/// # Panics
+/// If the test is not where cargo puts it.
+pub fn binaries() -> PathBuf {
     let test = std::env::current_exe().expect("the test knows its file");
     test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
 }

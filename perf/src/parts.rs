@@ -1,0 +1,225 @@
+//! The parts of a round: each measures one thing, with a look at the machine between every two of them.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use uwarp_app::pair::Latency;
+use uwarp_app::signals;
+
+use crate::foreign::{End, Place, libfabric, ucx};
+use crate::kernel::{Namespaces, Test};
+use crate::programs::{Report, UwarpPerf};
+use crate::record::{Figures, Key, Look, Quantity, Sample, look};
+
+/// What runs, as tables and plots name it.
+pub mod names {
+    /// `perf/c/raw_pingpong.c`.
+    pub const RAW_C: &str = "raw device, in C";
+    /// `uwarp-perf raw-*`.
+    pub const RAW: &str = "raw device";
+    /// RDMA Writes.
+    pub const WRITE: &str = "Write";
+    /// Sends.
+    pub const SEND: &str = "Send";
+    /// RDMA Reads.
+    pub const READ: &str = "Read";
+    /// A plain stream of uwarp's TCP.
+    pub const STREAM: &str = "uwarp's TCP";
+    /// The kernel's TCP over a veth pair without offloads; both ends poll.
+    pub const KERNEL_SPINNING: &str = "kernel TCP, spinning";
+    /// The same; both ends sleep.
+    pub const KERNEL_BLOCKING: &str = "kernel TCP, blocking";
+    /// libfabric over the kernel's TCP.
+    pub const LIBFABRIC_TCP: &str = "libfabric tcp";
+    /// The same with reliable datagrams.
+    pub const LIBFABRIC_RXM: &str = "libfabric tcp;ofi_rxm";
+    /// UCX over the kernel's TCP, tagged messages.
+    pub const UCX_TAG: &str = "UCX tag";
+    /// The same, puts.
+    pub const UCX_PUT: &str = "UCX put";
+    /// Atomics.
+    pub const FETCH_ADD: &str = "FetchAdd";
+    /// A null call of RPC-over-RDMA.
+    pub const NULL: &str = "null RPC over RDMA";
+    /// The same over a plain stream.
+    pub const NULL_TCP: &str = "null RPC over a stream";
+    /// A call whose data the server writes by RDMA.
+    pub const RPC_READ: &str = "RPC read by RDMA";
+    /// The same over a plain stream.
+    pub const RPC_READ_TCP: &str = "RPC read over a stream";
+    /// perftest's tools on uwarp's libraries.
+    pub const IB_SEND_LAT: &str = "ib_send_lat";
+    /// The same.
+    pub const IB_WRITE_LAT: &str = "ib_write_lat";
+    /// The same.
+    pub const IB_WRITE_BW: &str = "ib_write_bw";
+    /// libfabric on uwarp's libraries.
+    pub const LIBFABRIC_VERBS: &str = "libfabric verbs;ofi_rxm";
+}
+
+/// A round of measurements.
+pub struct Parts<'a> {
+    figures: &'a mut Figures,
+    round: u32,
+    /// CPUs of server and client.
+    pub cpus: (usize, usize),
+    /// Length of one part.
+    pub duration: Duration,
+    before: Look,
+}
+
+impl<'a> Parts<'a> {
+    /// Begins a round.
+    pub fn new(figures: &'a mut Figures, round: u32, cpus: (usize, usize), duration: Duration) -> Self {
+        Self { figures, round, cpus, duration, before: look(cpus) }
+    }
+
+    /// The flags of one of uwarp's tools: its CPUs, and `more`.
+    pub fn flags(&self, more: &[&str]) -> Vec<String> {
+        let mut flags = vec!["--cpus".to_owned(), format!("{},{}", self.cpus.0, self.cpus.1)];
+        flags.extend(more.iter().map(ToString::to_string));
+        flags
+    }
+
+    /// Adds the results of the part that has just ended.
+    ///
+    /// # Errors
+    /// The user has interrupted the run.
+    pub fn add(&mut self, values: &[(Key, f64)]) -> anyhow::Result<()> {
+        ensure!(!signals::interrupted(), "interrupted");
+        let after = look(self.cpus);
+        for (key, value) in values {
+            self.figures.add(key, Sample::new(self.round, *value, self.before, after));
+        }
+        self.before = after;
+        Ok(())
+    }
+
+    /// Adds percentiles.
+    ///
+    /// # Errors
+    /// The user has interrupted the run.
+    pub fn add_latency(&mut self, what: &str, size: u64, latency: &Latency, mean: Option<f64>) -> anyhow::Result<()> {
+        let mut values: Vec<(Key, f64)> = [
+            (Quantity::LatencyP50, latency.p50),
+            (Quantity::LatencyP99, latency.p99),
+            (Quantity::LatencyP999, latency.p99_9),
+        ]
+        .map(|(quantity, value)| (Key::new(what, quantity, size), value as f64))
+        .into();
+        values.extend(mean.map(|mean| (Key::new(what, Quantity::LatencyMean, size), mean)));
+        self.add(&values)
+    }
+
+    /// Runs a part of a foreign program, a second time if it fails, and counts the failure if that fails, too.
+    ///
+    /// # Errors
+    /// The user has interrupted the run.
+    pub fn attempt(
+        &mut self,
+        what: &str,
+        size: u64,
+        quantities: &[Quantity],
+        part: impl Fn(Duration) -> anyhow::Result<Vec<f64>>,
+    ) -> anyhow::Result<()> {
+        let keys: Vec<Key> = quantities.iter().map(|&quantity| Key::new(what, quantity, size)).collect();
+        for attempt in 1..=2 {
+            match part(self.duration) {
+                Ok(values) => return self.add(&keys.into_iter().zip(values).collect::<Vec<_>>()),
+                Err(_) if signals::interrupted() => break,
+                Err(error) => eprintln!("{what}: attempt {attempt} of 2 failed: {error:#}"),
+            }
+            // What the failed attempt took belongs to no part.
+            self.before = look(self.cpus);
+        }
+        keys.iter().for_each(|key| self.figures.fail(key));
+        ensure!(!signals::interrupted(), "interrupted");
+        Ok(())
+    }
+
+    /// One test of `uwarp-perf`.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn uwarp(
+        &mut self,
+        perf: &UwarpPerf,
+        device: &str,
+        what: &str,
+        test: &str,
+        size: u64,
+        more: &[&str],
+    ) -> anyhow::Result<Report> {
+        let report = perf.pair(test, device, size, &self.flags(more), self.duration)?;
+        if let Some(latency) = &report.latency_ns {
+            let mean = (report.iterations > 0).then(|| report.seconds * 1e9 / report.iterations as f64);
+            self.add_latency(what, size, latency, mean)?;
+        } else {
+            let (quantity, value) = if test.ends_with("rate") {
+                (Quantity::Rate, report.mops)
+            } else {
+                (Quantity::Bandwidth, report.gbit_per_s)
+            };
+            ensure!(value.is_some(), "uwarp-perf pair {test} reports no {quantity}");
+            self.add(&value.map(|value| (Key::new(what, quantity, size), value)).into_iter().collect::<Vec<_>>())?;
+        }
+        Ok(report)
+    }
+
+    /// The kernel's TCP.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn kernel(&mut self, namespaces: &Namespaces, test: Test, size: u64) -> anyhow::Result<()> {
+        let outcome = namespaces.measure(test, size, self.duration, self.cpus)?;
+        match test {
+            Test::SpinningLatency => {
+                self.add_latency(names::KERNEL_SPINNING, size, &outcome.latency_ns, Some(outcome.mean_ns))
+            }
+            Test::BlockingLatency => {
+                self.add_latency(names::KERNEL_BLOCKING, size, &outcome.latency_ns, Some(outcome.mean_ns))
+            }
+            Test::Bandwidth => {
+                self.add(&[(Key::new(names::KERNEL_BLOCKING, Quantity::Bandwidth, size), outcome.gbit_per_s)])
+            }
+        }
+    }
+
+    /// The round trip of `fi_pingpong` over a provider.
+    ///
+    /// # Errors
+    /// The user has interrupted the run.
+    pub fn libfabric(
+        &mut self,
+        place: &Place<'_>,
+        what: &str,
+        provider: &str,
+        size: u64,
+        adapt: impl Fn(End, usize) -> End,
+    ) -> anyhow::Result<()> {
+        self.attempt(what, size, &[Quantity::LatencyMean], |duration| {
+            Ok(vec![libfabric::round_trip(place, provider, size, duration, &adapt)?])
+        })
+    }
+
+    /// A round trip of `ucx_perftest`.
+    ///
+    /// # Errors
+    /// The user has interrupted the run.
+    pub fn ucx_latency(&mut self, place: &Place<'_>, what: &str, test: &str, size: u64) -> anyhow::Result<()> {
+        self.attempt(what, size, &[Quantity::LatencyP50, Quantity::LatencyMean], |duration| {
+            let ucx::RoundTrip { p50, mean } = ucx::latency(place, test, size, duration)?;
+            Ok(vec![p50, mean])
+        })
+    }
+
+    /// A bandwidth of `ucx_perftest`.
+    ///
+    /// # Errors
+    /// The user has interrupted the run.
+    pub fn ucx_bandwidth(&mut self, place: &Place<'_>, what: &str, test: &str, size: u64) -> anyhow::Result<()> {
+        self.attempt(what, size, &[Quantity::Bandwidth], |duration| {
+            Ok(vec![ucx::bandwidth(place, test, size, duration)?])
+        })
+    }
+}

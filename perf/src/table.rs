@@ -1,0 +1,254 @@
+//! A run as text: the machine, every figure with its spread, and one table of ratios.
+
+use comfy_table::Table;
+use uwarp_app::output;
+
+use crate::parts::names::*;
+use crate::record::{Figures, Key, Machine, Quantity, Ratio, Run, octets};
+
+/// The raw figure must be within this factor of the C program's before a ratio to it is meaningful.
+const HONEST: f64 = 1.2;
+
+/// Prints a run.
+pub fn print(run: &Run) {
+    output::print(text(run));
+}
+
+fn text(run: &Run) -> String {
+    let machine = run.machine();
+    let mut text = format!("{}\n{}\n", run.about, run.what_counts());
+    for (device, figures) in &run.devices {
+        text += &format!("\n{device}\n{}\n", figures_table(figures, machine));
+    }
+    let ratios = ratios(run);
+    if !ratios.is_empty() {
+        let mut table = output::table(["device", "ratio", "of the medians", "round by round", "quartiles", "rounds"]);
+        for row in &ratios {
+            table.add_row(row.cells());
+        }
+        output::align_numbers(&mut table, 2);
+        text += &format!("\n{table}\n");
+    }
+    for (device, figures) in &run.devices {
+        if let Limit::Dishonest(ratio) = limit(figures, machine) {
+            text += &format!(
+                "{device}: no ratio to the raw device, because uwarp-perf's is {ratio:.2} × the C program's, more than {HONEST}\n"
+            );
+        }
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+fn figures_table(figures: &Figures, machine: Machine) -> Table {
+    let mut table =
+        output::table(["figure", "median", "lower quartile", "upper quartile", "kept", "dropped", "failed"]);
+    for figure in &figures.0 {
+        let kept = figure.kept(machine);
+        let [low, median, high] = kept.quartiles().map_or([const { String::new() }; 3], |values| values.map(number));
+        let dropped = figure.samples.len() - kept.count();
+        table.add_row([
+            figure.key.to_string(),
+            median,
+            low,
+            high,
+            kept.count().to_string(),
+            dropped.to_string(),
+            figure.failed.to_string(),
+        ]);
+    }
+    output::align_numbers(&mut table, 1);
+    table
+}
+
+/// Three significant digits or all before the point.
+pub fn number(value: f64) -> String {
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$}")
+}
+
+/// A ratio with its names.
+pub struct Row {
+    /// The device.
+    pub device: String,
+    /// What is divided by what.
+    pub name: String,
+    /// The figures.
+    pub ratio: Ratio,
+}
+
+impl Row {
+    /// As the columns of a table.
+    pub fn cells(&self) -> [String; 6] {
+        let Ratio { kept, rounds: [low, median, high], count } = self.ratio;
+        [
+            self.device.clone(),
+            self.name.clone(),
+            kept.map_or_else(|| "too few".to_owned(), |kept| format!("{kept:.2} ×")),
+            format!("{median:.2} ×"),
+            format!("{low:.2} to {high:.2}"),
+            count.to_string(),
+        ]
+    }
+}
+
+/// The raw device's figure that ratios are taken of.
+enum Limit {
+    /// Whoever was faster.
+    Of(&'static str),
+    /// uwarp-perf's own is so many times the C program's.
+    Dishonest(f64),
+}
+
+fn limit(figures: &Figures, machine: Machine) -> Limit {
+    let [raw, c] = [RAW, RAW_C].map(|what| Key::new(what, Quantity::LatencyP50, 64));
+    match Ratio::of(figures, &raw, &c, machine).map(|ratio| ratio.best()) {
+        Some(ratio) if ratio > HONEST => Limit::Dishonest(ratio),
+        Some(ratio) if ratio > 1.0 => Limit::Of(RAW_C),
+        _ => Limit::Of(RAW),
+    }
+}
+
+/// What is divided by what; what both have in common stands once.
+fn name(above: &Key, below: &Key) -> String {
+    if *above == (Key { queue_pairs: above.queue_pairs, ..below.clone() }) {
+        format!(
+            "{}: {} with {} queue pairs, of {}",
+            above.what,
+            above.quantity.name(),
+            above.queue_pairs,
+            below.queue_pairs
+        )
+    } else if *above == (Key { what: above.what.clone(), ..below.clone() }) {
+        let size = if above.size > 0 { format!(", {}", octets(above.size)) } else { String::new() };
+        format!("{} of {}{size}: {}", above.what, below.what, above.quantity.name())
+    } else {
+        format!("{above}, of {below}")
+    }
+}
+
+/// All ratios for which the run has both figures, device by device.
+pub fn ratios(run: &Run) -> Vec<Row> {
+    let machine = run.machine();
+    let mut rows = Vec::new();
+    for (device, figures) in &run.devices {
+        let mut add = |above: Key, below: Key| {
+            if let Some(ratio) = Ratio::of(figures, &above, &below, machine) {
+                rows.push(Row { device: device.clone(), name: name(&above, &below), ratio });
+            }
+        };
+        let raw = match limit(figures, machine) {
+            Limit::Of(raw) => Some(raw),
+            Limit::Dishonest(_) => None,
+        };
+        for (above, below, quantity, size) in same_quantity(raw) {
+            add(Key::new(above, quantity, size), Key::new(below, quantity, size));
+        }
+        add(Key::new(RAW, Quantity::LatencyP50, 64), Key::new(RAW_C, Quantity::LatencyP50, 64));
+        add(Key::new(NULL, Quantity::LatencyP50, 0), Key::new(SEND, Quantity::LatencyP50, 64));
+        for figure in &figures.0 {
+            if figure.key.quantity == Quantity::Cost && figure.key.queue_pairs > 1 {
+                add(figure.key.clone(), Key { queue_pairs: 1, ..figure.key.clone() });
+            }
+        }
+    }
+    rows
+}
+
+/// What is divided by what: the quantity and the size are those of both.
+fn same_quantity(raw: Option<&'static str>) -> Vec<(&'static str, &'static str, Quantity, u64)> {
+    use Quantity::{Bandwidth, LatencyMean, LatencyP50};
+    let of_raw = raw.into_iter().flat_map(|raw| [WRITE, SEND, READ].map(|what| (what, raw, LatencyP50, 64)));
+    of_raw
+        .chain([
+            (READ, WRITE, LatencyP50, 64),
+            (FETCH_ADD, READ, LatencyP50, 8),
+            (WRITE, KERNEL_SPINNING, LatencyP50, 64),
+            (STREAM, KERNEL_SPINNING, LatencyP50, 64),
+            (WRITE, KERNEL_BLOCKING, LatencyP50, 64),
+            (WRITE, UCX_TAG, LatencyP50, 64),
+            (WRITE, UCX_PUT, LatencyP50, 64),
+            (WRITE, LIBFABRIC_TCP, LatencyMean, 64),
+            (SEND, LIBFABRIC_RXM, LatencyMean, 64),
+            (WRITE, KERNEL_BLOCKING, Bandwidth, 1 << 16),
+            (STREAM, KERNEL_BLOCKING, Bandwidth, 1 << 16),
+            (WRITE, UCX_TAG, Bandwidth, 1 << 16),
+            (WRITE, UCX_PUT, Bandwidth, 1 << 16),
+            (NULL_TCP, NULL, LatencyP50, 0),
+            (RPC_READ, WRITE, Bandwidth, 1 << 20),
+            (RPC_READ, RPC_READ_TCP, Bandwidth, 1 << 20),
+            (IB_SEND_LAT, SEND, LatencyP50, 64),
+            (IB_WRITE_BW, WRITE, Bandwidth, 1 << 16),
+            (IB_WRITE_LAT, WRITE, LatencyP50, 64),
+            (LIBFABRIC_VERBS, LIBFABRIC_RXM, LatencyMean, 64),
+            (LIBFABRIC_VERBS, UCX_TAG, LatencyMean, 64),
+            (LIBFABRIC_VERBS, KERNEL_SPINNING, LatencyMean, 64),
+        ])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::record::{About, Sample};
+
+    fn run(values: &[(&str, f64)]) -> Run {
+        let mut figures = Figures::default();
+        let look = (Some(100.0), Some(1000.0));
+        for &(what, value) in values {
+            for round in 1..=3 {
+                figures.add(&Key::new(what, Quantity::LatencyP50, 64), Sample::new(round, value, look, look));
+            }
+        }
+        Run { about: About::here(), devices: [("memif".to_owned(), figures)].into() }
+    }
+
+    fn names(run: &Run) -> Vec<String> {
+        ratios(run).into_iter().map(|row| row.name).collect()
+    }
+
+    #[test]
+    fn ratios_are_of_the_faster_of_the_two_raw_figures() {
+        let slower_c = run(&[(RAW_C, 500.0), (RAW, 400.0), (WRITE, 800.0)]);
+        assert_eq!(names(&slower_c), ["Write of raw device, 64 B: p50", "raw device of raw device, in C, 64 B: p50"]);
+        assert_eq!(ratios(&slower_c)[0].cells()[2], "2.00 ×");
+        let slower_perf = run(&[(RAW_C, 400.0), (RAW, 440.0), (WRITE, 800.0)]);
+        assert_eq!(names(&slower_perf)[0], "Write of raw device, in C, 64 B: p50");
+        assert_eq!(ratios(&slower_perf)[0].cells()[2], "2.00 ×");
+    }
+
+    #[test]
+    fn a_raw_figure_that_our_own_code_slows_yields_no_ratio() {
+        let run = run(&[(RAW_C, 400.0), (RAW, 500.0), (WRITE, 800.0)]);
+        assert_eq!(names(&run), ["raw device of raw device, in C, 64 B: p50"]);
+        assert!(text(&run).contains("no ratio to the raw device, because uwarp-perf's is 1.25 × the C program's"));
+    }
+
+    #[test]
+    fn failures_and_dropped_samples_are_counted_in_the_table() {
+        let mut run = run(&[(WRITE, 800.0), (UCX_TAG, 9000.0)]);
+        let figures = run.devices.get_mut("memif").expect("the device");
+        let key = Key::new(UCX_TAG, Quantity::LatencyP50, 64);
+        figures.fail(&key);
+        let far = (Some(500.0), Some(1000.0));
+        figures.add(&key, Sample::new(4, 9000.0, far, far));
+        let text = text(&run);
+        let row = text.lines().find(|line| line.contains("UCX tag, 64 B: p50 ns")).expect("a row");
+        let cells: Vec<&str> = row.trim_matches('│').split_whitespace().rev().take(3).collect();
+        assert_eq!(cells, ["1", "1", "3"], "failed, dropped and kept: {row}");
+    }
+
+    #[test]
+    fn the_recorded_baselines_can_be_read() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("baselines");
+        for (file, ratio) in [
+            ("near-cores.json", "Write of kernel TCP, spinning, 64 B: p50"),
+            ("rpc.json", "RPC read by RDMA of Write, 1 MiB: bandwidth"),
+        ] {
+            let run = Run::read(&folder.join(file)).expect("a recorded run");
+            assert!(text(&run).contains(ratio), "{file} has no {ratio}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! `verbs`: unmodified RDMA programs on uwarp's libibverbs and librdmacm, each beside the native tool that does the same.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use clap::Args;
+
+use crate::compare::Common;
+use crate::foreign::perftest::{self, DropIn};
+use crate::foreign::{self, Place, iterations, libfabric, ucx};
+use crate::kernel::{Namespaces, Test};
+use crate::parts::Parts;
+use crate::parts::names::*;
+use crate::programs::UwarpPerf;
+use crate::record::{About, Figures, Quantity, Run};
+
+/// Rounds and length of a part if the command line has none: nine rounds take about five minutes.
+const ROUNDS: u32 = 9;
+const DURATION: Duration = Duration::from_millis(300);
+/// CPUs for `ib_write_lat`, which polls memory at both ends beside two engine threads.
+const CPUS_OF_WRITE_LATENCY: usize = 4;
+
+/// What to measure.
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// Where `scripts/verbs-lib` has put the libraries [default: verbs, beside this program]
+    #[arg(long, value_name = "FOLDER")]
+    libraries: Option<PathBuf>,
+}
+
+/// Runs the comparison.
+///
+/// # Errors
+/// A library or a program is missing, one of uwarp's own tools fails, or the run is interrupted.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let common = &options.common;
+    let perf = UwarpPerf::find()?;
+    let mut about = About::here();
+    let libraries = match &options.libraries {
+        Some(folder) => folder.clone(),
+        None => std::env::current_exe()?.with_file_name("verbs"),
+    };
+    ensure!(
+        libraries.join("libibverbs.so.1").exists(),
+        "there is no libibverbs.so.1 in {}: run scripts/verbs-lib, or name its folder with --libraries",
+        libraries.display()
+    );
+    // Programs start in a folder of their own.
+    let libraries = libraries.canonicalize()?;
+    let missing: Vec<String> =
+        [(IB_SEND_LAT, perftest::PACKAGE), (libfabric::PROGRAM, libfabric::PACKAGE), (ucx::PROGRAM, ucx::PACKAGE)]
+            .into_iter()
+            .map(|(program, package)| foreign::find(program, package, common.install))
+            .filter_map(|found| found.map(Result::err).transpose())
+            .collect::<anyhow::Result<_>>()?;
+    if !missing.is_empty() {
+        bail!("{}", missing.join("; "));
+    }
+    let with_write_latency = about.cpus >= CPUS_OF_WRITE_LATENCY;
+    if !with_write_latency {
+        let reason = format!(
+            "ib_write_lat: it polls memory beside an engine thread at each end and needs {CPUS_OF_WRITE_LATENCY} CPUs; there are {}",
+            about.cpus
+        );
+        eprintln!("left out: {reason}");
+        about.left_out.push(reason);
+    }
+    let (rounds, duration) = (common.rounds.unwrap_or(ROUNDS), common.duration.unwrap_or(DURATION));
+    let folder = tempfile::tempdir()?;
+    let namespaces = Namespaces::new()?;
+    let place = Place { namespaces: &namespaces, cpus: common.pair(), folder: folder.path() };
+    let drop_in = DropIn::new(&libraries, folder.path())?;
+    let mut figures = Figures::default();
+    for round in 1..=rounds {
+        eprintln!("round {round} of {rounds}");
+        let mut parts = Parts::new(&mut figures, round, common.pair(), duration);
+        measure(&mut parts, &perf, &place, &drop_in, with_write_latency)?;
+    }
+    about.rounds = format!("{rounds} rounds, parts of {} ms", duration.as_millis());
+    let devices = [(DEVICE.to_owned(), figures)].into();
+    common.publish(&Run { about, devices })
+}
+
+/// The device of both the programs and the native tools.
+const DEVICE: &str = "virtio";
+
+/// One round.
+fn measure(
+    parts: &mut Parts<'_>,
+    perf: &UwarpPerf,
+    place: &Place<'_>,
+    drop_in: &DropIn,
+    with_write_latency: bool,
+) -> anyhow::Result<()> {
+    let percentiles = [Quantity::LatencyP50, Quantity::LatencyP99, Quantity::LatencyP999];
+    let adapt = |end, side| drop_in.adapt(end, side);
+    let ib_latency = |tool| {
+        move |duration| {
+            let count = iterations(duration, 5_000);
+            let perftest::RoundTrip { p50, p99, p99_9 } = drop_in.latency(place, tool, 64, count)?;
+            Ok(vec![p50, p99, p99_9])
+        }
+    };
+    parts.uwarp(perf, DEVICE, SEND, "send-latency", 64, &[])?;
+    parts.attempt(IB_SEND_LAT, 64, &percentiles, ib_latency(IB_SEND_LAT))?;
+    if with_write_latency {
+        parts.uwarp(perf, DEVICE, WRITE, "write-latency", 64, &[])?;
+        parts.attempt(IB_WRITE_LAT, 64, &percentiles, ib_latency(IB_WRITE_LAT))?;
+    }
+    parts.uwarp(perf, DEVICE, WRITE, "write-bandwidth", 1 << 16, &[])?;
+    parts.attempt(IB_WRITE_BW, 1 << 16, &[Quantity::Bandwidth], |duration| {
+        Ok(vec![drop_in.bandwidth(place, IB_WRITE_BW, 1 << 16, iterations(duration, 10_000))?])
+    })?;
+    parts.libfabric(place, LIBFABRIC_VERBS, "verbs;ofi_rxm", 64, adapt)?;
+    parts.libfabric(place, LIBFABRIC_RXM, "tcp;ofi_rxm", 64, |end, _| end)?;
+    parts.ucx_latency(place, UCX_TAG, "tag_lat", 64)?;
+    parts.kernel(place.namespaces, Test::SpinningLatency, 64)
+}

@@ -1,0 +1,56 @@
+//! `uwarp-bench verbs` as a whole: that it measures every part. What it measures on a loaded machine is not looked at.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::thread::available_parallelism;
+
+use uwarp_verbs_tests::{binaries, libraries};
+
+#[test]
+fn every_part_of_the_comparison_is_measured() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [json, html] = ["run.json", "run.html"].map(|name| directory.path().join(name));
+    let output = Command::new(binaries().join("uwarp-bench"))
+        .args(["verbs", "--rounds", "1", "--duration", "10ms", "--libraries"])
+        .arg(libraries())
+        .arg("--json")
+        .arg(&json)
+        .arg("--html")
+        .arg(&html)
+        .output()
+        .expect("uwarp-bench is built with the tests");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+
+    let run: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&json).expect("the record")).expect("the record is JSON");
+    let figures = run["devices"]["virtio"].as_array().expect("figures");
+    let measured: BTreeSet<&str> = figures
+        .iter()
+        .filter(|figure| figure["samples"].as_array().is_some_and(|samples| samples.len() == 1))
+        .filter_map(|figure| figure["what"].as_str())
+        .collect();
+    let mut wanted = BTreeSet::from([
+        "Send",
+        "ib_send_lat",
+        "Write",
+        "ib_write_bw",
+        "libfabric verbs;ofi_rxm",
+        "libfabric tcp;ofi_rxm",
+        "UCX tag",
+        "kernel TCP, spinning",
+    ]);
+    let processors = available_parallelism().map_or(1, usize::from);
+    if processors >= 4 {
+        wanted.insert("ib_write_lat");
+    } else {
+        assert!(errors.contains("left out: ib_write_lat"), "{errors}");
+    }
+    assert_eq!(measured, wanted, "{errors}");
+    for figure in figures {
+        let value = figure["samples"][0]["value"].as_f64();
+        assert!(value.is_some_and(|value| value > 0.0), "{figure}");
+    }
+    let page = std::fs::read_to_string(&html).expect("the page");
+    assert!(page.contains("ib_send_lat of Send, 64 B: p50"), "{page}");
+}
