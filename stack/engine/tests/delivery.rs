@@ -30,6 +30,31 @@ fn a_write_that_succeeds_is_not_reported_to_its_sink() {
     }
 }
 
+/// The segment that brings an answer also acknowledges what it answers.
+#[test]
+fn a_message_completes_before_the_receive_of_its_answer() {
+    let options = PairOptions { complete_on_ack: true, ..PairOptions::default() };
+    let (mut world, mut client, mut server, _) = joined_with(options);
+    for answer in [SendOpcode::Send, SendOpcode::Immediate] {
+        for id in 0..4 {
+            assert!(client.post_receive(100 + id, &[]) && server.post_receive(id, &[]));
+            client.post_simple(id, SendOpcode::Send, None, (0, 0));
+            // Posted in the turn in which the message arrives, so that its acknowledgment goes along.
+            let mut is_answered = false;
+            let mut order = Vec::new();
+            world.run_until(SECOND, |_| {
+                if !is_answered && server.poll_all().iter().any(|one| one.id == id) {
+                    is_answered = true;
+                    server.post_simple(50 + id, answer, None, (0, 0));
+                }
+                order.extend(client.poll_all().iter().map(|one| one.id));
+                order.len() == 2
+            });
+            assert_eq!(order, [id, 100 + id], "{answer:?}");
+        }
+    }
+}
+
 /// RFC 5041 §7.2: messages before the fault are delivered before the fault is reported.
 #[test]
 fn messages_before_a_fault_are_delivered_and_those_behind_it_are_not() {

@@ -280,6 +280,9 @@ impl<P: Port> Core<P> {
                 if first && !self.begin_receive(queue_pair) {
                     self.await_receive(running, &mut connection.tcp, queue_pair)
                 } else {
+                    if completes.is_some() {
+                        self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
+                    }
                     self.on_send(turn, queue_pair, &running.stream, message_offset, payload, completes)
                 }
             }
@@ -305,6 +308,7 @@ impl<P: Port> Core<P> {
             }
             Ok(Delivery::Immediate { data, solicited }) => {
                 if self.begin_receive(queue_pair) {
+                    self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
                     self.on_immediate(turn, queue_pair, &running.stream, data, solicited);
                     Ok(())
                 } else {
@@ -400,7 +404,13 @@ impl<P: Port> Core<P> {
     /// Completes send elements that are done, in posting order.
     #[inline]
     pub(crate) fn retire(&mut self, connection: &Connection, queue_pair: &mut QueuePair) {
-        let acknowledged = connection.tcp.octets_acknowledged();
+        self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
+    }
+
+    /// As [`retire`](Self::retire). A receive completes only behind this: its message may answer one of ours, and programs
+    /// count on hearing first that theirs has arrived, which the same segment may acknowledge.
+    #[inline]
+    fn retire_acknowledged(&mut self, acknowledged: u64, queue_pair: &mut QueuePair) {
         while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
             self.complete_send(queue_pair, completion);
         }
