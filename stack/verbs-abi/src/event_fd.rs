@@ -1,11 +1,14 @@
-//! Descriptors that count events.
+//! Descriptors that count events, and calls that wait for one.
 
-use crate::errno::{EAGAIN, Errno};
+use crate::errno::{EAGAIN, Errno, minus_one, set_errno};
+use crate::process;
+use libc::c_int;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno as Os;
+use rustix::io::{Errno as Os, ReadWriteFlags};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// A descriptor that is readable while events wait; reading takes one, and waits for one unless the program has set O_NONBLOCK.
+/// A descriptor that is readable while events wait. It is made without O_NONBLOCK, which is the program's to set.
 #[derive(Debug)]
 pub(crate) struct EventCounter(OwnedFd);
 
@@ -23,16 +26,30 @@ impl EventCounter {
         add(self.0.as_fd(), 1);
     }
 
-    /// Takes one event.
+    /// Takes back as many events as these, which nobody will fetch any more. Another thread may have taken the count of some
+    /// already, and finds nothing then.
+    pub(crate) fn lower(&self, events: usize) {
+        for _ in 0..events {
+            let _ = self.take();
+        }
+    }
+
+    /// Takes one event; never waits.
     ///
     /// # Errors
-    /// EAGAIN if there is none and the program has set O_NONBLOCK; EINTR.
+    /// EAGAIN if there is none.
     pub(crate) fn take(&self) -> Result<(), Errno> {
-        take_all(self.0.as_fd()).map(drop)
+        let mut count = [0; 8];
+        // No offset, as for read(2).
+        match rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT) {
+            Ok(_) => Ok(()),
+            Err(Os::AGAIN) => Err(EAGAIN),
+            Err(other) => Err(other.into()),
+        }
     }
 }
 
-/// Takes what an eventfd counts; one at a time if it is a semaphore.
+/// Takes what an eventfd with O_NONBLOCK counts.
 pub(crate) fn take_all(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut count = [0; 8];
     match rustix::io::read(fd, &mut count) {
@@ -46,4 +63,55 @@ pub(crate) fn take_all(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
 pub(crate) fn add(fd: BorrowedFd<'_>, events: u64) {
     // Fails only at 2^64 - 2 events.
     let _ = rustix::io::write(fd, &events.to_ne_bytes());
+}
+
+/// What an attempt to fetch an event has come to.
+pub(crate) enum Attempt {
+    Fetched,
+    /// There is none. The descriptor becomes readable when there is.
+    Nothing(RawFd),
+}
+
+unsafe extern "C-unwind" {
+    /// poll(2), a cancellation point: it does not return if the thread is cancelled.
+    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
+}
+
+/// The body of an export that fetches an event. It waits for one unless the program has set O_NONBLOCK; then errno is EAGAIN.
+///
+/// As the system calls of the kernel's drivers, waiting is a cancellation point of pthread_cancel(3): programs end threads that
+/// wait here so. That unwinds this frame and the export's. So both are `C-unwind`, or Rust's, and have no destructors, and
+/// `attempt`, which may have some, has returned before.
+///
+/// While another thread ends the process, it does not return.
+#[inline(always)]
+pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_int {
+    loop {
+        let mut fd = -1;
+        let result = minus_one(|| {
+            if let Attempt::Nothing(empty) = attempt()? {
+                fd = empty;
+            }
+            Ok(0)
+        });
+        while process::is_ended_by_another() {
+            // SAFETY: no descriptors.
+            unsafe { poll(std::ptr::null_mut(), 0, -1) };
+        }
+        if result != 0 || fd < 0 {
+            return result;
+        }
+        // SAFETY: calls about a number, and a structure on the stack.
+        unsafe {
+            if libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 {
+                set_errno(EAGAIN);
+                return -1;
+            }
+            let mut waiting = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // EINTR is the program's to see.
+            if poll(&raw mut waiting, 1, -1) < 0 {
+                return -1;
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::errno::{ENODEV, Errno};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context, FaultOptions};
@@ -18,6 +18,21 @@ static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// Engines run.
 static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The thread that ends the process, once it does.
+static ENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// The calling thread's number in the C library; never 0.
+fn own_thread() -> usize {
+    // SAFETY: a call without arguments.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Whether another thread ends the process.
+pub(crate) fn is_ended_by_another() -> bool {
+    let ending = ENDING.load(Ordering::Acquire);
+    ending != 0 && ending != own_thread()
+}
 
 /// Whether engines ran in the parent when this process was forked: they did not come along, so nothing works here.
 #[inline]
@@ -77,6 +92,9 @@ extern "C" fn linger_at_exit() {
         return;
     }
     if let Some(Some(process)) = PROCESS.get() {
+        // With a device, connections end behind the process's last instruction. Here the program's other threads still run, and
+        // what they know of a connection may have been freed: they hear nothing of what follows.
+        ENDING.store(own_thread(), Ordering::Release);
         let closed = std::panic::catch_unwind(|| process.context.clone().close());
         if !matches!(closed, Ok(Ok(()))) {
             tracing::warn!("the context did not close in order");

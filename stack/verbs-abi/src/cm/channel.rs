@@ -3,7 +3,7 @@
 use crate::abi::{rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 use crate::cm::identifier::Identifier;
 use crate::errno::{EBUSY, EINVAL, Errno, minus_one, nothing, pointer};
-use crate::event_fd::EventCounter;
+use crate::event_fd::{Attempt, EventCounter, fetch};
 use crate::handle::{Handle, object};
 use libc::c_int;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -129,15 +129,7 @@ impl Channel {
             }
             !takes
         });
-        for _ in &removed {
-            // SAFETY: open as long as the channel.
-            let fd = unsafe { BorrowedFd::borrow_raw(self.counter.raw()) };
-            let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-            // Another thread may have taken the count already, and finds nothing then.
-            if poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)) == Ok(1) {
-                let _ = self.counter.take();
-            }
-        }
+        self.counter.lower(removed.len());
         removed
     }
 
@@ -165,13 +157,9 @@ impl Channel {
         }
     }
 
-    /// Waits for an event, and takes it.
-    pub(crate) fn next(&self) -> Result<*mut rdma_cm_event, Errno> {
-        loop {
-            self.readers.fetch_add(1, Ordering::AcqRel);
-            let taken = self.counter.take();
-            self.readers.fetch_sub(1, Ordering::AcqRel);
-            taken?;
+    /// Takes an event, if there is one.
+    fn take(&self) -> Option<*mut rdma_cm_event> {
+        while self.counter.take().is_ok() {
             let mut waiting = self.waiting();
             if let Some(event) = waiting.pop_front() {
                 let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
@@ -182,8 +170,21 @@ impl Channel {
                         id.events.fetched();
                     }
                 }
-                return Ok(public);
+                return Some(public);
             }
+        }
+        None
+    }
+
+    /// Waits for an event of a channel that no program knows, and takes it.
+    pub(crate) fn next(&self) -> Result<*mut rdma_cm_event, Errno> {
+        loop {
+            if let Some(event) = self.take() {
+                return Ok(event);
+            }
+            // SAFETY: open as long as the channel.
+            let fd = unsafe { BorrowedFd::borrow_raw(self.counter.raw()) };
+            poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], None)?;
         }
     }
 }
@@ -240,21 +241,123 @@ unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel
     nothing(|| destroy(channel));
 }
 
+/// Counts a thread that asks for events, or one that has stopped.
+fn asks(channel: *mut rdma_event_channel, count: impl FnOnce(&AtomicU32)) {
+    nothing(|| {
+        // SAFETY: the caller's pointer.
+        count(unsafe { &Handle::<Channel>::get(channel)?.readers });
+        Ok(())
+    });
+}
+
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
-    minus_one(|| {
+unsafe extern "C-unwind" fn rdma_get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    asks(channel, |readers| {
+        readers.fetch_add(1, Ordering::AcqRel);
+    });
+    let result = fetch(|| {
         // SAFETY: the caller's pointers.
         unsafe {
             let channel = Handle::<Channel>::get(channel)?;
             let out = out.as_mut().ok_or(EINVAL)?;
-            *out = channel.next()?;
-            crate::cm::identifier::settle_request(&**out)?;
+            let Some(event) = channel.take() else { return Ok(Attempt::Nothing(channel.counter.raw())) };
+            *out = event;
+            crate::cm::identifier::settle_request(&*event)?;
         }
-        Ok(0)
-    })
+        Ok(Attempt::Fetched)
+    });
+    asks(channel, |readers| {
+        readers.fetch_sub(1, Ordering::AcqRel);
+    });
+    result
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     minus_one(|| acknowledge(event).map(|()| 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL};
+    use libc::{c_void, pthread_attr_t, pthread_t};
+
+    unsafe extern "C" {
+        fn pthread_create(
+            thread: *mut pthread_t,
+            attributes: *const pthread_attr_t,
+            body: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+            argument: *mut c_void,
+        ) -> c_int;
+        fn pthread_cancel(thread: pthread_t) -> c_int;
+        fn pthread_join(thread: pthread_t, value: *mut *mut c_void) -> c_int;
+    }
+
+    /// A thread that asks for one event.
+    extern "C-unwind" fn ask(channel: *mut c_void) -> *mut c_void {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the test's channel, and a pointer on the stack.
+        unsafe { rdma_get_cm_event(channel.cast(), &raw mut event) };
+        std::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_an_event_can_be_cancelled() {
+        let channel = Channel::create().unwrap();
+        // SAFETY: a channel that lives, and threads that are joined.
+        unsafe {
+            for waits_already in [false, true] {
+                let before = Handle::<Channel>::get(channel).unwrap().readers.load(Ordering::Acquire);
+                let mut thread: pthread_t = 0;
+                assert_eq!(pthread_create(&raw mut thread, std::ptr::null(), ask, channel.cast()), 0);
+                while waits_already
+                    && Handle::<Channel>::get(channel).unwrap().readers.load(Ordering::Acquire) == before
+                {
+                    std::thread::yield_now();
+                }
+                assert_eq!(pthread_cancel(thread), 0);
+                let mut value = std::ptr::null_mut();
+                assert_eq!(pthread_join(thread, &raw mut value), 0);
+                // PTHREAD_CANCELED.
+                assert_eq!(value.addr(), usize::MAX);
+            }
+            destroy(channel).unwrap();
+        }
+    }
+
+    /// The one that drops an event must not wait for a count that the other has taken.
+    #[test]
+    fn one_thread_drops_events_while_another_waits_for_them() {
+        let channel = Channel::create().unwrap();
+        let shared = channel.expose_provenance();
+        let waiting = std::thread::spawn(move || {
+            let mut event: *mut rdma_cm_event = std::ptr::null_mut();
+            loop {
+                // SAFETY: a channel that lives, and the event that it has given.
+                unsafe {
+                    let channel = std::ptr::with_exposed_provenance_mut(shared);
+                    assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
+                    let kind = (*event).event;
+                    acknowledge(event).unwrap();
+                    if kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
+                        return;
+                    }
+                }
+            }
+        });
+        // SAFETY: a channel that lives, and events that are out of it.
+        unsafe {
+            let handle = Handle::<Channel>::get(channel).unwrap();
+            for _ in 0..5000 {
+                handle.push(Report::plain(std::ptr::null_mut(), RDMA_CM_EVENT_ADDR_RESOLVED, 0));
+                for event in handle.remove(|_| true) {
+                    Handle::<Event>::destroy(std::ptr::with_exposed_provenance_mut(event)).unwrap();
+                }
+            }
+            handle.push(Report::plain(std::ptr::null_mut(), RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
+            waiting.join().unwrap();
+            destroy(channel).unwrap();
+        }
+    }
 }

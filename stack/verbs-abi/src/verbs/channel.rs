@@ -1,8 +1,8 @@
 //! Completion channels: one descriptor for the events of several completion queues.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::errno::{EAGAIN, EBUSY, EINVAL, Errno, minus_one, nothing, number, pointer};
-use crate::event_fd;
+use crate::errno::{EAGAIN, EBUSY, EINVAL, Errno, nothing, number, pointer};
+use crate::event_fd::{self, Attempt, fetch};
 use crate::handle::{Handle, object};
 use crate::verbs::completion::Queue;
 use crate::verbs::context;
@@ -33,19 +33,11 @@ impl Channel {
         self.queues.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Waits for an event, and takes it.
-    fn next(&self) -> Result<*mut ibv_cq, Errno> {
-        let without_waiting = rustix::fs::fcntl_getfl(&self.epoll)?.contains(rustix::fs::OFlags::NONBLOCK);
-        loop {
-            let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
-            let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-            let count = epoll::wait(&self.epoll, &mut ready[..], without_waiting.then_some(&now))?;
-            if count == 0 {
-                if without_waiting {
-                    return Err(EAGAIN);
-                }
-                continue;
-            }
+    /// Takes an event, if there is one.
+    fn take(&self) -> Result<Option<*mut ibv_cq>, Errno> {
+        let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        while epoll::wait(&self.epoll, &mut ready[..], Some(&now))? > 0 {
             let public: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(ready[0].data.u64() as usize);
             // SAFETY: the queue is in the set, so it was alive; the word in front of it says whether it still is.
             let Ok(queue) = (unsafe { Handle::<Queue>::get(public.cast()) }) else { continue };
@@ -53,12 +45,13 @@ impl Channel {
             match queue.take_event() {
                 Ok(()) => {
                     queue.events.fetched();
-                    return Ok(public);
+                    return Ok(Some(public));
                 }
                 Err(EAGAIN) => {}
                 Err(other) => return Err(other),
             }
         }
+        Ok(None)
     }
 }
 
@@ -98,23 +91,23 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) ->
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_cq_event(
+unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    minus_one(|| {
+    fetch(|| {
         // SAFETY: the caller's pointers.
         unsafe {
             let channel = Handle::<Channel>::get(channel)?;
             if cq.is_null() || cq_context.is_null() {
                 return Err(EINVAL);
             }
-            let queue = channel.next()?;
+            let Some(queue) = channel.take()? else { return Ok(Attempt::Nothing(channel.epoll.as_raw_fd())) };
             *cq = queue;
             *cq_context = (*queue).cq_context;
         }
-        Ok(0)
+        Ok(Attempt::Fetched)
     })
 }
 

@@ -1,8 +1,8 @@
 //! Asynchronous events of an open device.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Errno, minus_one, nothing};
-use crate::event_fd::EventCounter;
+use crate::errno::{EINVAL, nothing};
+use crate::event_fd::{Attempt, EventCounter, fetch};
 use crate::handle::Handle;
 use crate::verbs::completion::Queue;
 use crate::verbs::context;
@@ -41,24 +41,28 @@ impl EventQueue {
         self.counter.raise();
     }
 
-    /// Takes the next event, and counts it as fetched while destroyers of its object cannot see it gone.
-    fn next(&self) -> Result<Event, Errno> {
-        loop {
-            self.counter.take()?;
+    /// Takes the next event, if there is one, and counts it as fetched while destroyers of its object cannot see it gone.
+    fn take(&self) -> Option<Event> {
+        while self.counter.take().is_ok() {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             // An event of an object that was destroyed before it was fetched has gone.
             if let Some(event) = waiting.pop_front() {
                 if let Some(fetched) = fetched_of(event) {
                     fetched.fetched();
                 }
-                return Ok(event);
+                return Some(event);
             }
         }
+        None
     }
 
     /// Drops what waits about an object that is going.
     pub(crate) fn forget(&self, element: usize) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| event.element != element);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = waiting.len();
+        waiting.retain(|event| event.element != element);
+        // The descriptor must not announce what nobody can fetch: who polls it would wait for good in the call that fetches.
+        self.counter.lower(before - waiting.len());
     }
 }
 
@@ -119,15 +123,15 @@ fn fetched_of<'a>(event: Event) -> Option<&'a Unacknowledged> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
-    minus_one(|| {
+unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+    fetch(|| {
         // SAFETY: the caller's pointers.
         unsafe {
             let open = context::get(context)?;
             if out.is_null() {
                 return Err(EINVAL);
             }
-            let event = open.events.next()?;
+            let Some(event) = open.events.take() else { return Ok(Attempt::Nothing(open.events.fd())) };
             let mut answer = ibv_async_event { event_type: event.kind, ..ibv_async_event::default() };
             if event.element == 0 {
                 answer.element.port_num = 1;
@@ -136,7 +140,7 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, out: *mut ib
             }
             *out = answer;
         }
-        Ok(0)
+        Ok(Attempt::Fetched)
     })
 }
 
@@ -153,4 +157,29 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
         }
         Ok(())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+    use std::os::fd::BorrowedFd;
+
+    #[test]
+    fn the_descriptor_announces_no_event_of_an_object_that_has_gone() {
+        let queue = EventQueue::new(EventCounter::new().unwrap());
+        let is_readable = || {
+            // SAFETY: open as long as the queue.
+            let fd = unsafe { BorrowedFd::borrow_raw(queue.fd()) };
+            let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).unwrap() == 1
+        };
+        for element in [8, 0, 8] {
+            queue.push(Event { kind: IBV_EVENT_PORT_ERR, element });
+        }
+        queue.forget(8);
+        assert!(is_readable());
+        assert_eq!(queue.take(), Some(Event { kind: IBV_EVENT_PORT_ERR, element: 0 }));
+        assert!(!is_readable());
+    }
 }
