@@ -26,8 +26,8 @@ impl EventCounter {
         add(self.0.as_fd(), 1);
     }
 
-    /// Takes back as many events as these, which nobody will fetch any more. Another thread may have taken the count of some
-    /// already, and finds nothing then.
+    /// Takes back as many events as these, which nobody will fetch any more. Another thread may have taken the count of
+    /// some already, and finds nothing then.
     pub(crate) fn lower(&self, events: usize) {
         for _ in 0..events {
             let _ = self.take();
@@ -77,10 +77,11 @@ unsafe extern "C-unwind" {
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
 }
 
-/// The body of an export that fetches an event. It waits for one unless the program has set O_NONBLOCK; then errno is EAGAIN.
+/// The body of an export that fetches an event. It waits for one unless the program has set O_NONBLOCK; then errno is
+/// EAGAIN.
 ///
-/// As the system calls of the kernel's drivers, waiting is a cancellation point of pthread_cancel(3): programs end threads that
-/// wait here so. That unwinds this frame and the export's. So both are `C-unwind`, or Rust's, and have no destructors, and
+/// As with the kernel's drivers, waiting is a cancellation point: programs end threads that wait here by
+/// pthread_cancel(3). That unwinds this frame and the export's. So the export is `C-unwind`, neither has destructors, and
 /// `attempt`, which may have some, has returned before.
 ///
 /// While another thread ends the process, it does not return.

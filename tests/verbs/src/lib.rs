@@ -2,8 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -91,10 +91,12 @@ impl Running {
         self.child.kill().expect("it is our child");
     }
 
-    fn printed(&mut self) -> String {
-        let mut octets = Vec::new();
-        self.output.rewind().expect("the file is ours");
-        self.output.read_to_end(&mut octets).expect("the file is ours");
+    /// What it has printed so far.
+    pub fn printed(&self) -> String {
+        let length = self.output.metadata().expect("the file is ours").len();
+        let mut octets = vec![0; length as usize];
+        // Not by its cursor, at which the program writes.
+        self.output.read_exact_at(&mut octets, 0).expect("the file is ours");
         String::from_utf8_lossy(&octets).into_owned()
     }
 
@@ -266,8 +268,9 @@ impl Host {
         Self::wait_until(self.start(words), words, is_ready)
     }
 
+    /// Waits until a server that was started is ready.
     #[track_caller]
-    fn wait_until(mut server: Running, words: &[&str], mut is_ready: impl FnMut(&Running) -> bool) -> Running {
+    pub fn wait_until(mut server: Running, words: &[&str], mut is_ready: impl FnMut(&Running) -> bool) -> Running {
         let start = Instant::now();
         while !is_ready(&server) {
             if let Some(status) = server.child.try_wait().expect("it is our child") {
