@@ -119,7 +119,7 @@ missing_packages() {
 build_packages="build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev"
 run_packages="iproute2"
 # The programs that suite verbs runs.
-verbs_packages="ibverbs-utils rdmacm-utils perftest qperf fio libfabric-bin ucx-utils rdma-core python3-pyverbs tgt libiscsi-bin libiscsi-dev"
+verbs_packages="ibverbs-utils rdmacm-utils perftest qperf fio libfabric-bin ucx-utils rdma-core python3-pyverbs tgt libiscsi-bin libiscsi-dev iputils-ping"
 test_packages="tshark ethtool nftables codespell valgrind"
 
 # Runs this script again in a world of its own: a folder for all temporary files, and, where the user may have them,

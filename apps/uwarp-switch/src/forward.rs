@@ -1,4 +1,4 @@
-//! Moves frames between the ports of the clients: the loop around [`Switch`], over any kind of port.
+//! Moves frames between the ports of the clients and the uplink: the loop around [`Switch`], over any kind of port.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -6,34 +6,70 @@ use std::os::fd::BorrowedFd;
 use uwarp_engine::port::{BURST, Batch, Buffer, ChecksumStatus, Port, TransmitChecksums};
 use uwarp_wire::ethernet;
 
-use crate::core::{ClientId, DropReason, MAX_CLIENTS, Probe, Switch, Verdict};
+use crate::core::{ClientId, DropReason, PLACES, Probe, Switch, Verdict, complete_checksum};
 
 /// The most frames that a client's device holds.
 const LONGEST_RING: usize = 1024;
 
-/// The switch with its clients' ports.
+/// The switch with its clients' ports, and the uplink's.
 #[derive(Debug)]
 pub struct Forwarder<P: Port> {
     switch: Switch,
-    ports: [Option<P>; MAX_CLIENTS],
-    /// Frames for each client, which its device gets before the next client's frames are looked at.
-    outgoing: [VecDeque<P::Buffer>; MAX_CLIENTS],
-    /// The clients that have outgoing frames, a bit each.
+    ports: [Option<P>; PLACES],
+    /// Frames for each place, which its device gets before the next place's frames are looked at.
+    outgoing: [VecDeque<P::Buffer>; PLACES],
+    /// The places that have outgoing frames, a bit each.
     pending: u32,
+    uplink: UplinkState,
 }
 
-const _: () = assert!(MAX_CLIENTS <= u32::BITS as usize);
+/// What the uplink's device can do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct UplinkState {
+    is_up: bool,
+    /// It fills in TCP checksums.
+    sums: bool,
+}
+
+const _: () = assert!(PLACES <= u32::BITS as usize);
 
 impl<P: Port> Forwarder<P> {
     /// Without clients.
     pub fn new(switch: Switch) -> Forwarder<P> {
         Forwarder {
             switch,
-            ports: [const { None }; MAX_CLIENTS],
+            ports: [const { None }; PLACES],
             // One burst, and one answer for each frame of it.
             outgoing: std::array::from_fn(|_| VecDeque::with_capacity(2 * BURST)),
             pending: 0,
+            uplink: UplinkState::default(),
         }
+    }
+
+    /// Connects the port that leads to other hosts, whose link passes frames already, or none.
+    pub fn attach_uplink(&mut self, port: P, is_up: bool) {
+        let capabilities = port.capabilities();
+        self.uplink.sums = capabilities.transmit_tcp_checksum;
+        self.switch.open_uplink(capabilities.mac);
+        self.ports[ClientId::UPLINK.place()] = Some(port);
+        self.set_uplink(is_up);
+    }
+
+    /// The uplink passes frames from now on, or none.
+    pub fn set_uplink(&mut self, is_up: bool) {
+        self.uplink.is_up = is_up;
+        self.switch.set_uplink(is_up);
+        if is_up {
+            self.announce();
+        }
+    }
+
+    /// Tells the uplink's network where the shared addresses are: it may have known them elsewhere.
+    fn announce(&mut self) {
+        for frame in self.switch.announcements() {
+            self.send(ClientId::UPLINK, &frame);
+        }
+        self.flush();
     }
 
     /// The tables.
@@ -71,9 +107,9 @@ impl<P: Port> Forwarder<P> {
         port
     }
 
-    /// Takes one burst from every client and delivers it. Returns how many frames came.
+    /// Takes one burst from every place and delivers it. Returns how many frames came.
     pub fn turn(&mut self) -> usize {
-        ClientId::all().map(|from| self.take_burst(from)).sum()
+        ClientId::all_and_uplink().map(|from| self.take_burst(from)).sum()
     }
 
     /// Delivers what waits from a client, at most a ring of it.
@@ -101,7 +137,8 @@ impl<P: Port> Forwarder<P> {
     /// False if a device cannot announce frames now, so that the wait has to be short.
     pub fn enable_wakeups(&mut self) -> bool {
         let mut all = true;
-        for port in self.ports.iter_mut().flatten() {
+        let awaited = self.awaited();
+        for port in self.ports.iter_mut().take(awaited).flatten() {
             all &= port.enable_wakeups();
         }
         all
@@ -109,14 +146,20 @@ impl<P: Port> Forwarder<P> {
 
     /// What to wait for.
     pub fn wakeup_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ports.iter().flatten().flat_map(Port::wakeup_descriptors)
+        self.ports.iter().take(self.awaited()).flatten().flat_map(Port::wakeup_descriptors)
     }
 
     /// Ends the announcements.
     pub fn disable_wakeups(&mut self) {
-        for port in self.ports.iter_mut().flatten() {
+        let awaited = self.awaited();
+        for port in self.ports.iter_mut().take(awaited).flatten() {
             port.disable_wakeups();
         }
+    }
+
+    /// The places whose devices are waited for. Without a link the uplink's has nothing to announce but that.
+    fn awaited(&self) -> usize {
+        PLACES - usize::from(!self.uplink.is_up)
     }
 
     #[inline]
@@ -136,6 +179,10 @@ impl<P: Port> Forwarder<P> {
             Verdict::Forward { to, ip_len, tcp_len } => {
                 // A sender that leaves the checksum to the device has not computed it; the receiver must be told so.
                 if tcp_len != 0 && checksum == ChecksumStatus::Good {
+                    if to == ClientId::UPLINK && !self.uplink.sums {
+                        complete_checksum(octets, ip_len);
+                        return self.queue(to, frame);
+                    }
                     frame.set_transmit_checksums(TransmitChecksums {
                         tcp: true,
                         link_length: ethernet::HEADER_LEN as u8,
@@ -144,15 +191,24 @@ impl<P: Port> Forwarder<P> {
                         ..TransmitChecksums::default()
                     });
                 }
-                self.outgoing[to.place()].push_back(frame);
-                self.pending |= 1 << to.place();
+                self.queue(to, frame);
             }
             Verdict::Answer => {
                 drop(frame);
                 self.answer(from);
             }
+            Verdict::Relay { to } => {
+                drop(frame);
+                self.relay(to);
+            }
             Verdict::Drop => {}
         }
+    }
+
+    #[inline(always)]
+    fn queue(&mut self, to: ClientId, frame: P::Buffer) {
+        self.outgoing[to.place()].push_back(frame);
+        self.pending |= to.bit();
     }
 
     #[cold]
@@ -163,6 +219,17 @@ impl<P: Port> Forwarder<P> {
         self.send(to, &octets[..length]);
     }
 
+    #[cold]
+    fn relay(&mut self, places: u32) {
+        for to in ClientId::all_and_uplink().filter(|to| places & to.bit() != 0) {
+            let mut octets = [0; 256];
+            let frame = self.switch.answer_to(to);
+            let length = frame.len();
+            octets[..length].copy_from_slice(frame);
+            self.send(to, &octets[..length]);
+        }
+    }
+
     /// Sends a frame that the switch made. Without a buffer it is lost, as on a wire.
     fn send(&mut self, to: ClientId, octets: &[u8]) {
         let Some(port) = &mut self.ports[to.place()] else { return };
@@ -171,8 +238,7 @@ impl<P: Port> Forwarder<P> {
         if let Some(room) = frame.storage_mut().and_then(|storage| storage.get_mut(start..start + octets.len())) {
             room.copy_from_slice(octets);
             frame.set_range(start, octets.len());
-            self.outgoing[to.place()].push_back(frame);
-            self.pending |= 1 << to.place();
+            self.queue(to, frame);
         }
     }
 
@@ -181,7 +247,7 @@ impl<P: Port> Forwarder<P> {
         while self.pending != 0 {
             let place = self.pending.trailing_zeros() as usize;
             self.pending &= self.pending - 1;
-            let Some(client) = ClientId::new(place) else { continue };
+            let client = ClientId(place as u8);
             let frames = &mut self.outgoing[place];
             let mut sent = 0;
             if let Some(port) = &mut self.ports[place] {

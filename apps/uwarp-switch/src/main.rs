@@ -2,16 +2,18 @@
 #![forbid(unsafe_code)]
 
 use clap::{Args, Parser, Subcommand};
+use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use uwarp::config::InterfaceAddress;
-use uwarp::switch::protocol::{Answer, Request, Status, VERSION, connect, receive, send};
+use uwarp::config::{Config, DeviceConfig, InterfaceAddress};
+use uwarp::switch::protocol::{Answer, Request, Status, UplinkStatus, VERSION, connect, receive, send};
 use uwarp::switch::{default_sockets, own_socket};
 use uwarp_app::units::parse_duration;
 use uwarp_app::{output, signals, usage};
-use uwarp_switch::daemon::{self, Options};
+use uwarp_switch::daemon::{self, Options, parse_device};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,6 +21,9 @@ Examples:
     uwarp-switch serve &
     UWARP_SWITCH=$XDG_RUNTIME_DIR/uwarp/switch.sock uwarp-run rping -s &
     uwarp-run rping -c -a 127.0.0.1 -C 3
+
+  Joined to other hosts by an interface on which the kernel has no address:
+    uwarp-switch serve --uplink af-packet,interface=eth1 --address 10.1.0.5/24
 
   For containers that share a directory, and run as users 1000 and 1001:
     uwarp-switch serve --socket /srv/uwarp/switch.sock \\
@@ -59,6 +64,15 @@ struct ServeArguments {
     #[arg(long, value_name = "ADDRESS/PREFIX")]
     address: Vec<InterfaceAddress>,
 
+    /// Device that joins the clients to other hosts, which needs --address: its kind, and settings as in the [device] table of a
+    /// configuration file, such as af-packet,interface=eth1 or tap,name=uwarp0 or pci,address=0000:01:00.0 [default: none]
+    #[arg(long, value_name = "KIND[,KEY=VALUE...]", value_parser = parse_device, requires = "address")]
+    uplink: Option<DeviceConfig>,
+
+    /// Router for hosts outside of all subnets; one of each version of IP
+    #[arg(long, value_name = "ADDRESS", requires = "uplink")]
+    gateway: Vec<IpAddr>,
+
     /// Largest IP packet, 576 to 9000 octets (1280 with IPv6)
     #[arg(long, value_name = "OCTETS", default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..=9000))]
     mtu: u16,
@@ -97,11 +111,14 @@ fn serve(socket: Option<PathBuf>, arguments: ServeArguments) -> anyhow::Result<(
     if arguments.mtu < 1280 && arguments.address.iter().any(|own| own.address.is_ipv6()) {
         return Err(usage(format!("--mtu is {}: IPv6 needs 1280 (RFC 8200 §5)", arguments.mtu)));
     }
+    check_gateways(&arguments)?;
     signals::install()?;
     let path = socket.clone();
     let options = Options {
         socket,
         addresses: arguments.address,
+        uplink: arguments.uplink,
+        gateways: arguments.gateway,
         mtu: arguments.mtu,
         allowed: arguments.allow_uid,
         mode: arguments.mode,
@@ -113,6 +130,24 @@ fn serve(socket: Option<PathBuf>, arguments: ServeArguments) -> anyhow::Result<(
         // Whoever started the switch waits for the line, which may go to a pipe.
         let _ = std::io::stdout().flush();
     })
+}
+
+/// Routers have to be what a client's configuration accepts.
+fn check_gateways(arguments: &ServeArguments) -> anyhow::Result<()> {
+    let Some((first, more)) = arguments.address.split_first() else { return Ok(()) };
+    let mut config = Config::without_device(&first.to_string())?;
+    config.more_addresses = more.to_vec();
+    config.mtu = arguments.mtu;
+    for gateway in &arguments.gateway {
+        let is_second = match gateway {
+            IpAddr::V4(gateway) => config.gateway.replace(*gateway).is_some(),
+            IpAddr::V6(gateway) => config.gateway6.replace(*gateway).is_some(),
+        };
+        if is_second {
+            return Err(usage(format!("--gateway {gateway} is the second one of its version of IP")));
+        }
+    }
+    config.validate().map_err(|error| usage(error.to_string()))
 }
 
 fn status(socket: Option<PathBuf>, json: bool) -> anyhow::Result<()> {
@@ -134,6 +169,27 @@ fn status(socket: Option<PathBuf>, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The uplink as a line.
+fn show_uplink(uplink: &UplinkStatus) -> String {
+    let drops = show_drops(&uplink.drops);
+    format!(
+        "uplink {} · {} · {} · received {} ({} octets) · sent {} · answered {} · dropped {}\n",
+        uplink.device,
+        uplink.mac,
+        if uplink.up { "up" } else { "down" },
+        uplink.received,
+        uplink.received_octets,
+        uplink.sent,
+        uplink.answered,
+        if drops.is_empty() { "0" } else { &drops },
+    )
+}
+
+fn show_drops(drops: &BTreeMap<String, u64>) -> String {
+    let drops: Vec<String> = drops.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+    drops.join(", ")
+}
+
 /// The status as a table.
 fn show(status: &Status) -> String {
     let addresses: Vec<String> = status.offer.addresses.iter().map(ToString::to_string).collect();
@@ -151,7 +207,6 @@ fn show(status: &Status) -> String {
         "dropped",
     ]);
     for client in &status.clients {
-        let drops: Vec<String> = client.drops.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
         let listening: Vec<String> = client.listening.iter().map(ToString::to_string).collect();
         table.add_row([
             client.place.to_string(),
@@ -164,11 +219,12 @@ fn show(status: &Status) -> String {
             client.received_octets.to_string(),
             client.sent.to_string(),
             client.answered.to_string(),
-            drops.join(", "),
+            show_drops(&client.drops),
         ]);
     }
+    let uplink = status.uplink.as_ref().map(show_uplink).unwrap_or_default();
     format!(
-        "uwarp-switch · process {} · {} · mtu {} · {} of {} clients\n{table}\n",
+        "uwarp-switch · process {} · {} · mtu {} · {} of {} clients\n{uplink}{table}\n",
         status.pid,
         addresses.join(", "),
         status.offer.mtu,

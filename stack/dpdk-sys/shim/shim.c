@@ -2,9 +2,12 @@
 #define _GNU_SOURCE
 #endif
 #include <dlfcn.h>
+#include <linux/if_packet.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +37,30 @@ int uwarp_errno(void)
 	return rte_errno;
 }
 
+/* Before version 23.11 the af_packet driver reports its link as up, whatever happens to the interface. */
+static int packet_interface_runs(uint16_t port)
+{
+	struct rte_eth_dev_info info;
+	struct sockaddr_ll address;
+	struct ifreq request;
+	socklen_t length = sizeof(address);
+	int descriptor;
+
+	if (rte_eth_dev_info_get(port, &info) != 0 || info.driver_name == NULL ||
+	    strcmp(info.driver_name, "net_af_packet") != 0)
+		return 1;
+	descriptor = uwarp_packet_socket(port, 0);
+	if (descriptor < 0)
+		return 1;
+	memset(&request, 0, sizeof(request));
+	if (getsockname(descriptor, (struct sockaddr *)&address, &length) != 0)
+		return 0;
+	/* Not the name that the device was opened by: it may have changed. */
+	request.ifr_ifindex = address.sll_ifindex;
+	return ioctl(descriptor, SIOCGIFNAME, &request) == 0 && ioctl(descriptor, SIOCGIFFLAGS, &request) == 0 &&
+	       (request.ifr_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
+}
+
 int uwarp_link_up(uint16_t port, uint32_t *speed)
 {
 	struct rte_eth_link link;
@@ -41,7 +68,7 @@ int uwarp_link_up(uint16_t port, uint32_t *speed)
 	if (rte_eth_link_get_nowait(port, &link) != 0)
 		return 0;
 	*speed = link.link_speed;
-	return link.link_status == RTE_ETH_LINK_UP;
+	return link.link_status == RTE_ETH_LINK_UP && packet_interface_runs(port);
 }
 
 struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool)

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use uwarp::switch::protocol::{Answer, Request, VERSION, connect, receive, send};
+use uwarp::switch::protocol::{Answer, Request, Status, VERSION, connect, receive, send};
 use uwarp_netns::Namespace;
 
 /// How long a program may take. Hung programs are killed, and fail their test.
@@ -134,6 +134,8 @@ pub struct Host {
     namespace: Namespace,
     directory: TempDir,
     user: Option<u32>,
+    /// How the switch is started.
+    arguments: Vec<String>,
 }
 
 impl Host {
@@ -146,6 +148,22 @@ impl Host {
     pub fn of_ordinary_user(purpose: &str) -> Host {
         // `nobody`; there is no other user on every machine.
         Self::with_user(purpose, Some(65534))
+    }
+
+    /// A host whose programs reach other hosts by an interface, which it finds in its namespace. They have these addresses, and
+    /// the namespace's own network has none: its kernel would answer, too.
+    /// `more` are further arguments of the switch.
+    pub fn with_uplink(namespace: Namespace, interface: &str, addresses: [&str; 2], more: &[&str]) -> Host {
+        let uplink = format!("af-packet,interface={interface}");
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("switch.sock");
+        let mut arguments = vec!["--uplink", &uplink];
+        for address in addresses {
+            arguments.extend(["--address", address]);
+        }
+        let arguments: Vec<String> = arguments.iter().chain(more).map(|word| (*word).to_owned()).collect();
+        let switch = start_switch(&namespace, None, &socket, &arguments);
+        Host { switch, socket, namespace, directory, user: None, arguments }
     }
 
     fn with_user(purpose: &str, user: Option<u32>) -> Host {
@@ -163,8 +181,14 @@ impl Host {
                 .expect("the directory is ours");
         }
         let socket = directory.path().join("switch.sock");
-        let switch = start_switch(&namespace, user, &socket);
-        Host { switch, socket, namespace, directory, user }
+        let arguments = ["--address", "10.9.0.1/24", "--address", "fd00:9::1/64"].map(str::to_owned).to_vec();
+        let switch = start_switch(&namespace, user, &socket, &arguments);
+        Host { switch, socket, namespace, directory, user, arguments }
+    }
+
+    /// Its network namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
     }
 
     /// SIGKILL to the switch.
@@ -175,7 +199,7 @@ impl Host {
 
     /// Starts the switch again.
     pub fn restart_switch(&mut self) {
-        self.switch = start_switch(&self.namespace, self.user, &self.socket);
+        self.switch = start_switch(&self.namespace, self.user, &self.socket, &self.arguments);
     }
 
     /// Where programs may leave files.
@@ -284,12 +308,15 @@ impl Host {
 
     /// The ports that the switch's programs listen on.
     fn listening(&self) -> Vec<u16> {
+        self.status().clients.into_iter().flat_map(|client| client.listening).collect()
+    }
+
+    /// What the switch says about itself.
+    pub fn status(&self) -> Status {
         let socket = connect(&self.socket).expect("the switch serves");
         send(&socket, &Request::Status { version: VERSION }, None).expect("the switch listens");
         match receive(&socket).expect("an answer") {
-            Some((Answer::Status(status), _)) => {
-                status.clients.into_iter().flat_map(|client| client.listening).collect()
-            }
+            Some((Answer::Status(status), _)) => status,
             other => panic!("no status: {other:?}"),
         }
     }
@@ -319,13 +346,13 @@ impl Drop for Host {
     }
 }
 
-fn start_switch(namespace: &Namespace, user: Option<u32>, socket: &Path) -> Child {
+fn start_switch(namespace: &Namespace, user: Option<u32>, socket: &Path, arguments: &[String]) -> Child {
     let mut command = as_user(namespace, user, binaries().join("uwarp-switch"));
-    command.args(["serve", "--address", "10.9.0.1/24", "--address", "fd00:9::1/64", "--socket"]).arg(socket);
+    command.arg("serve").args(arguments).arg("--socket").arg(socket);
     let mut switch = command.stdout(Stdio::piped()).spawn().expect("the switch starts");
     let mut line = String::new();
     BufReader::new(switch.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-    assert!(line.contains(ADDRESS), "{line:?}");
+    assert!(line.contains("MTU"), "{line:?}");
     switch
 }
 

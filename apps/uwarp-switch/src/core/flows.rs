@@ -1,6 +1,6 @@
 //! The connections that passed through the switch, so that the ends which are left can be asked when a client dies.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use uwarp_wire::address::IpAddress;
 
@@ -24,56 +24,63 @@ struct Flow {
     opened: End,
 }
 
-/// Connections that were accepted and not ended yet.
+/// A connection of which one end is gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Severed<T> {
+    pub(super) gone: End,
+    pub(super) left: End,
+    pub(super) kept: T,
+}
+
+/// Connections that were accepted and not ended yet, each with something that is kept about it.
 #[derive(Debug)]
-pub(super) struct Flows {
-    all: HashSet<(Flow, ClientId)>,
+pub(super) struct Flows<T> {
+    all: HashMap<(Flow, ClientId), T>,
     counts: [u32; MAX_CLIENTS],
 }
 
-impl Default for Flows {
+impl<T> Default for Flows<T> {
     fn default() -> Self {
-        Flows { all: HashSet::new(), counts: [0; MAX_CLIENTS] }
+        Flows { all: HashMap::new(), counts: [0; MAX_CLIENTS] }
     }
 }
 
-impl Flows {
-    /// A client has accepted a connection.
-    pub(super) fn accepted(&mut self, by: ClientId, accepted: End, opened: End) {
+impl<T: Copy> Flows<T> {
+    /// A connection is accepted, on account of a client.
+    pub(super) fn accepted(&mut self, by: ClientId, accepted: End, opened: End, kept: T) {
         let count = &mut self.counts[by.place()];
-        if *count < MAX_FLOWS && self.all.insert((Flow { accepted, opened }, by)) {
+        if *count < MAX_FLOWS && self.all.insert((Flow { accepted, opened }, by), kept).is_none() {
             *count += 1;
         }
     }
 
-    /// One end, of the client `from`, ends the connection; the other end belongs to `to`.
+    /// One end ends the connection. It is on account of the client of the end that accepted it.
     pub(super) fn ended(&mut self, (from, source): (ClientId, End), (to, destination): (ClientId, End)) {
         for (flow, by) in [
             (Flow { accepted: source, opened: destination }, from),
             (Flow { accepted: destination, opened: source }, to),
         ] {
-            if self.all.remove(&(flow, by)) {
+            if self.all.remove(&(flow, by)).is_some() {
                 self.counts[by.place()] -= 1;
             }
         }
     }
 
-    /// Forgets the connections with an end for which `is_gone` holds; gives their gone ends and the others.
-    pub(super) fn take_gone(&mut self, is_gone: impl Fn(&End) -> bool) -> Vec<(End, End)> {
-        let mut ends = Vec::new();
+    /// Forgets the connections with an end for which `is_gone` holds; gives those of which one end is left.
+    pub(super) fn take_gone(&mut self, is_gone: impl Fn(&End) -> bool) -> Vec<Severed<T>> {
+        let mut severed = Vec::new();
         let counts = &mut self.counts;
-        self.all.retain(|(flow, by)| {
-            let (accepted, opened) = (is_gone(&flow.accepted), is_gone(&flow.opened));
-            match (accepted, opened) {
+        self.all.retain(|(Flow { accepted, opened }, by), kept| {
+            match (is_gone(accepted), is_gone(opened)) {
                 (false, false) => return true,
-                (true, false) => ends.push((flow.accepted, flow.opened)),
-                (false, true) => ends.push((flow.opened, flow.accepted)),
+                (true, false) => severed.push(Severed { gone: *accepted, left: *opened, kept: *kept }),
+                (false, true) => severed.push(Severed { gone: *opened, left: *accepted, kept: *kept }),
                 (true, true) => {}
             }
             counts[by.place()] -= 1;
             false
         });
-        ends
+        severed
     }
 
     #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What the switch reads of a frame: no more than it needs to say whose it is.
 
 use uwarp_wire::address::IpAddress;
-use uwarp_wire::{ethernet, ipv4, ipv6, tcp};
+use uwarp_wire::{checksum, ethernet, ipv4, ipv6, tcp};
 
 use super::DropReason;
 
@@ -59,6 +59,51 @@ pub(super) fn usual(start: &[u8; USUAL], length: usize) -> Option<u8> {
         && tcp_len >= tcp::HEADER_LEN
         && ipv4::HEADER_LEN + tcp_len <= total;
     is_usual.then_some(tcp_len as u8)
+}
+
+/// Computes the TCP checksum of a segment that [`parse`] has accepted: its sender has left that to its device.
+pub(crate) fn complete_checksum(frame: &mut [u8], ip_len: u8) {
+    let tcp = ethernet::HEADER_LEN + usize::from(ip_len);
+    let (end, sum) = if ip_len == IPV4_LEN {
+        let end = ethernet::HEADER_LEN + usize::from(word(frame, 16));
+        (end, checksum::sum(&frame[26..34]))
+    } else {
+        (tcp + usize::from(word(frame, 18)), checksum::sum(&frame[22..54]))
+    };
+    frame[tcp + 16..tcp + 18].fill(0);
+    let Some(segment) = frame.get(tcp..end) else { return };
+    // The rest of the pseudo-header: protocol and length.
+    let rest = u32::from(tcp::PROTOCOL) + segment.len() as u32;
+    let sum = checksum::combine(checksum::combine(sum, rest), checksum::sum(segment));
+    let filled = checksum::finish(sum).to_be_bytes();
+    frame[tcp + 16..tcp + 18].copy_from_slice(&filled);
+}
+
+/// Turns an echo request into the answer, but for the hardware addresses. False if it has options or extension headers.
+pub(super) fn make_echo_reply(frame: &mut [u8]) -> bool {
+    const HOPS: u8 = 64;
+    let is_v4 = frame.len() > 14 && frame[14] == 0x45;
+    let (protocol, addresses, message) = if is_v4 { (ICMP, 26, 34) } else { (ICMP6, 22, 54) };
+    let at = if is_v4 { 23 } else { 20 };
+    if frame.len() < message + 8 || frame[at] != protocol {
+        return false;
+    }
+    let (sources, destinations) = frame[addresses..message].split_at_mut((message - addresses) / 2);
+    sources.swap_with_slice(destinations);
+    if is_v4 {
+        frame[22] = HOPS;
+        frame[24..26].fill(0);
+        let sum = checksum::finish(checksum::sum(&frame[14..34])).to_be_bytes();
+        frame[24..26].copy_from_slice(&sum);
+    } else {
+        frame[21] = HOPS;
+    }
+    // RFC 1624: only the type changes, by the same in every sum that contains it.
+    let (request, reply): (u16, u16) = if is_v4 { (8, 0) } else { (128, 129) };
+    frame[message] = reply as u8;
+    let old = u32::from(!word(frame, message + 2)) + u32::from(!(request << 8)) + u32::from(reply << 8);
+    frame[message + 2..message + 4].copy_from_slice(&checksum::finish(old).to_be_bytes());
+    true
 }
 
 /// Reads a frame. Its checksums are the receiver's to verify.

@@ -73,9 +73,10 @@ impl PortTable {
         }
     }
 
-    /// The ports that a client listens on.
+    /// The ports that a client listens on. The uplink has none.
     pub fn listening(&self, client: ClientId) -> impl Iterator<Item = u16> + '_ {
-        self.holdings[client.place()].iter().flat_map(|holding| holding.listening.iter().copied())
+        let holding = self.holdings.get(client.place()).and_then(Option::as_ref);
+        holding.into_iter().flat_map(|holding| holding.listening.iter().copied())
     }
 
     /// The block of a client.

@@ -1,5 +1,7 @@
 //! What becomes of a frame.
 
+mod uplink;
+
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -11,11 +13,12 @@ use uwarp_wire::icmp6::Icmp6Message;
 use uwarp_wire::tcp::TcpFlags;
 use uwarp_wire::{ethernet, frame as wire_frame};
 
-use super::ClientId;
-use super::flows::{End, Flows};
+use super::flows::{End, Flows, Severed};
 use super::frame::{self, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
-use super::ports::{MAX_CLIENTS, PortTable, ReserveError};
+use super::ports::{PortTable, ReserveError};
 use super::replies::Reply;
+use super::{ClientId, PLACES};
+use uplink::Uplink;
 
 /// The most addresses that clients share.
 const MAX_ADDRESSES: usize = 64;
@@ -32,7 +35,7 @@ pub enum DropReason {
     Unsupported,
     /// Its source is another's hardware address.
     SourceMac,
-    /// Its source is none of the shared addresses.
+    /// A client's: its source is none of the shared addresses. From the uplink: its source is one of them, or no host's.
     SourceAddress,
     /// Its source is a port that the client does not own.
     SourcePort,
@@ -42,11 +45,17 @@ pub enum DropReason {
     RingFull,
     /// The device found its checksum to be wrong.
     Checksum,
+    /// It is for another host, and does not go to one station.
+    Destination,
+    /// It is for another host, and the uplink is down.
+    LinkDown,
+    /// It tells a neighbour's hardware address, and no client has asked.
+    Unasked,
 }
 
 impl DropReason {
     /// Every reason.
-    pub const ALL: [DropReason; 9] = [
+    pub const ALL: [DropReason; 12] = [
         DropReason::Malformed,
         DropReason::TooLong,
         DropReason::Unsupported,
@@ -56,6 +65,9 @@ impl DropReason {
         DropReason::ForgedIcmp,
         DropReason::RingFull,
         DropReason::Checksum,
+        DropReason::Destination,
+        DropReason::LinkDown,
+        DropReason::Unasked,
     ];
 
     /// As it is printed.
@@ -70,6 +82,9 @@ impl DropReason {
             DropReason::ForgedIcmp => "forged-icmp",
             DropReason::RingFull => "ring-full",
             DropReason::Checksum => "checksum",
+            DropReason::Destination => "destination",
+            DropReason::LinkDown => "link-down",
+            DropReason::Unasked => "unasked",
         }
     }
 }
@@ -110,6 +125,11 @@ pub enum Verdict {
     },
     /// Its sender gets [`Switch::answer`] instead.
     Answer,
+    /// Each of these places, a bit for each, gets [`Switch::answer_to`] instead.
+    Relay {
+        /// The places.
+        to: u32,
+    },
     /// Nothing more: it is dropped, and counted if it should not have been sent.
     Drop,
 }
@@ -130,19 +150,29 @@ pub struct ForeignAddress(pub IpAddr);
 /// The last IPv4 segment of a client that went on: while nothing changes, the next one of the same flow goes the same way.
 #[derive(Clone, Copy, Debug)]
 struct LastFlow {
-    /// The sender's hardware address, EtherType, and version and length of the IP header.
-    link: [u8; 9],
+    /// Both hardware addresses, EtherType, and version and length of the IP header.
+    link: [u8; 15],
     /// Both addresses and both ports.
     ends: [u8; 12],
     to: ClientId,
+    /// The hardware addresses with which it went on.
+    onward: [u8; 12],
 }
 
 /// Where these are in a frame.
-const LINK: std::ops::Range<usize> = 6..15;
+const LINK: std::ops::Range<usize> = 0..15;
 const ENDS: std::ops::Range<usize> = 26..38;
 
 /// Flags of segments that begin or end a connection.
 const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
+
+/// Source and destination.
+fn ends(segment: &Segment) -> (End, End) {
+    (
+        End { address: segment.source, port: segment.source_port },
+        End { address: segment.destination, port: segment.destination_port },
+    )
+}
 
 /// The tables, and the judge of every frame.
 #[derive(Debug)]
@@ -151,11 +181,13 @@ pub struct Switch {
     longest: usize,
     addresses: ArrayVec<IpAddress, MAX_ADDRESSES>,
     ports: PortTable,
-    flows: Flows,
-    macs: [[u8; 6]; MAX_CLIENTS],
-    last: [Option<LastFlow>; MAX_CLIENTS],
-    counters: [Counters; MAX_CLIENTS],
+    /// Connections between clients.
+    flows: Flows<()>,
+    macs: [[u8; 6]; PLACES],
+    last: [Option<LastFlow>; PLACES],
+    counters: [Counters; PLACES],
     reply: Reply,
+    uplink: Option<Uplink>,
 }
 
 impl Switch {
@@ -179,16 +211,17 @@ impl Switch {
             addresses: shared,
             ports: PortTable::default(),
             flows: Flows::default(),
-            macs: [[0; 6]; MAX_CLIENTS],
-            last: [None; MAX_CLIENTS],
-            counters: [Counters::default(); MAX_CLIENTS],
+            macs: [[0; 6]; PLACES],
+            last: [None; PLACES],
+            counters: [Counters::default(); PLACES],
             reply: Reply::default(),
+            uplink: None,
         })
     }
 
     /// Lets a client in, which has this hardware address; gives its block of ports. `None` if its place is taken.
     pub fn enter(&mut self, client: ClientId, mac: [u8; 6]) -> Option<RangeInclusive<u16>> {
-        self.last = [None; MAX_CLIENTS];
+        self.last = [None; PLACES];
         let block = self.ports.enter(client)?;
         self.macs[client.place()] = mac;
         self.counters[client.place()] = Counters::default();
@@ -199,16 +232,19 @@ impl Switch {
     /// reset because nobody owns the port.
     pub fn leave(&mut self, client: ClientId) -> Vec<Probe> {
         let ports = &self.ports;
-        let gone = self.flows.take_gone(|end| ports.owner(end.port) == Some(client));
+        let is_gone = |end: &End| ports.owner(end.port) == Some(client);
         let mut probes = Vec::new();
-        for (gone, left) in gone {
+        for Severed { gone, left, .. } in self.flows.take_gone(is_gone) {
             if let Some(to) = self.ports.owner(left.port)
                 && self.reply.probe(self.mac, self.macs[to.place()], gone, left)
             {
                 probes.push(Probe { to, frame: self.reply.octets().to_vec() });
             }
         }
-        self.last = [None; MAX_CLIENTS];
+        if let Some(uplink) = &mut self.uplink {
+            uplink.leave(client, is_gone, &mut self.reply, &mut probes);
+        }
+        self.last = [None; PLACES];
         self.ports.leave(client);
         probes
     }
@@ -223,7 +259,7 @@ impl Switch {
 
     /// Gives a reserved port back.
     pub fn release(&mut self, client: ClientId, port: u16) {
-        self.last = [None; MAX_CLIENTS];
+        self.last = [None; PLACES];
         self.ports.release(client, port);
     }
 
@@ -253,7 +289,15 @@ impl Switch {
         self.reply.octets()
     }
 
-    /// Decides about a frame from a client, and counts it.
+    /// The frame of [`Verdict::Relay`] for one of its places.
+    pub fn answer_to(&mut self, to: ClientId) -> &[u8] {
+        if to != ClientId::UPLINK {
+            self.reply.readdress(self.macs[to.place()]);
+        }
+        self.reply.octets()
+    }
+
+    /// Decides about a frame from a client, or from the uplink, and counts it.
     #[inline(always)]
     pub fn judge(&mut self, from: ClientId, frame: &mut [u8]) -> Verdict {
         let counters = &mut self.counters[from.place()];
@@ -284,18 +328,38 @@ impl Switch {
         if !is_same || start[FLAGS] & RARE != 0 || length > self.longest {
             return None;
         }
-        let to = last.to;
-        self.readdress(to, octets);
-        Some(Verdict::Forward { to, ip_len: IPV4_LEN, tcp_len })
+        octets[..12].copy_from_slice(&last.onward);
+        Some(Verdict::Forward { to: last.to, ip_len: IPV4_LEN, tcp_len })
     }
 
-    /// Remembers the flow of a segment that goes on, with the sender's hardware address still in it.
+    /// A segment goes on: remembers its flow, and writes the hardware addresses for the receiver.
     #[inline]
-    fn remember(&mut self, from: ClientId, to: ClientId, octets: &[u8]) {
-        let Some(start) = octets.first_chunk::<USUAL>() else { return };
-        if let (Ok(link), Ok(ends), 0x45) = (start[LINK].try_into(), start[ENDS].try_into(), start[14]) {
-            self.last[from.place()] = Some(LastFlow { link, ends, to });
+    fn pass(&mut self, from: ClientId, to: ClientId, segment: &Segment, octets: &mut [u8]) -> Verdict {
+        let onward = self.onward(from, to, octets);
+        if let Some(start) = octets.first_chunk_mut::<USUAL>() {
+            if let (Ok(link), Ok(ends), 0x45) = (start[LINK].try_into(), start[ENDS].try_into(), start[14]) {
+                self.last[from.place()] = Some(LastFlow { link, ends, to, onward });
+            }
+            start[..12].copy_from_slice(&onward);
         }
+        Verdict::Forward { to, ip_len: segment.ip_len, tcp_len: segment.tcp_len }
+    }
+
+    /// The hardware addresses with which a frame goes on. Clients see the switch in place of each other, and other hosts as they
+    /// are; other hosts see the uplink in place of clients.
+    #[inline]
+    fn onward(&self, from: ClientId, to: ClientId, octets: &[u8]) -> [u8; 12] {
+        let mut addresses = [0; 12];
+        addresses.copy_from_slice(&octets[..12]);
+        if to == ClientId::UPLINK {
+            addresses[6..].copy_from_slice(&self.macs[to.place()]);
+        } else {
+            addresses[..6].copy_from_slice(&self.macs[to.place()]);
+            if from != ClientId::UPLINK {
+                addresses[6..].copy_from_slice(&self.mac);
+            }
+        }
+        addresses
     }
 
     #[cold]
@@ -308,6 +372,9 @@ impl Switch {
     fn inspect(&mut self, from: ClientId, octets: &mut [u8]) -> Result<Verdict, DropReason> {
         if octets.len() > self.longest {
             return Err(DropReason::TooLong);
+        }
+        if from == ClientId::UPLINK {
+            return self.inspect_outside(octets);
         }
         if octets.get(6..12) != Some(&self.macs[from.place()]) {
             return Err(DropReason::SourceMac);
@@ -332,36 +399,24 @@ impl Switch {
             return Err(DropReason::SourcePort);
         }
         if !self.is_shared(segment.destination) {
-            return self.answer_unreachable(from, octets);
+            return self.send_outside(from, segment, octets);
         }
         let Some(to) = self.ports.owner(segment.destination_port) else { return self.answer_reset(from, octets) };
         if segment.flags & RARE != 0 {
             self.follow(from, to, segment);
         }
-        self.remember(from, to, octets);
-        self.readdress(to, octets);
-        Ok(Verdict::Forward { to, ip_len: segment.ip_len, tcp_len: segment.tcp_len })
-    }
-
-    /// Writes the hardware addresses for the receiver.
-    #[inline]
-    fn readdress(&self, to: ClientId, octets: &mut [u8]) {
-        if let Some(addresses) = octets.first_chunk_mut::<12>() {
-            addresses[..6].copy_from_slice(&self.macs[to.place()]);
-            addresses[6..].copy_from_slice(&self.mac);
-        }
+        Ok(self.pass(from, to, segment, octets))
     }
 
     /// A connection begins or ends.
     #[cold]
     fn follow(&mut self, from: ClientId, to: ClientId, segment: &Segment) {
-        let source = End { address: segment.source, port: segment.source_port };
-        let destination = End { address: segment.destination, port: segment.destination_port };
+        let (source, destination) = ends(segment);
         let flags = TcpFlags::from_bits(segment.flags.into());
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
             self.flows.ended((from, source), (to, destination));
         } else if flags.contains(TcpFlags::ACK) {
-            self.flows.accepted(from, source, destination);
+            self.flows.accepted(from, source, destination, ());
         }
     }
 
@@ -398,7 +453,17 @@ impl Switch {
     }
 
     fn answered(&mut self, from: ClientId, write: impl FnOnce(&mut Reply, [u8; 6]) -> bool) -> Verdict {
-        if write(&mut self.reply, self.mac) {
+        self.answered_as(from, self.mac, write)
+    }
+
+    /// Answers a sender, to which the switch has this hardware address.
+    fn answered_as(
+        &mut self,
+        from: ClientId,
+        mac: [u8; 6],
+        write: impl FnOnce(&mut Reply, [u8; 6]) -> bool,
+    ) -> Verdict {
+        if write(&mut self.reply, mac) {
             self.counters[from.place()].answered += 1;
             Verdict::Answer
         } else {
@@ -418,9 +483,15 @@ impl Switch {
                 if !arp.packet.is_probe() && !self.is_shared(sender) {
                     return Err(DropReason::SourceAddress);
                 }
+                if self.is_outside(arp.packet.target_address.into()) {
+                    return self.ask_by_arp(from, &arp);
+                }
                 return Ok(self.answered(from, |reply, mac| reply.arp(mac, &arp)));
             }
             Frame::Icmp6(icmp) => match icmp.message {
+                Icmp6Message::NeighbourSolicitation { target, .. } if self.is_outside(target.into()) => {
+                    return self.ask_by_solicitation(from, &icmp, target);
+                }
                 Icmp6Message::NeighbourSolicitation { target, .. } => {
                     return Ok(self.answered(from, |reply, mac| reply.advertisement(mac, &icmp, target)));
                 }
@@ -440,11 +511,17 @@ impl Switch {
         let to = self.ports.owner(flow.local_port);
         match to {
             Some(to) if is_receiver && self.is_shared(flow.local) && self.is_shared(flow.remote) => {
-                self.readdress(to, octets);
-                Ok(Verdict::Forward { to, ip_len: 0, tcp_len: 0 })
+                Ok(self.pass_control(from, to, octets))
             }
             _ => Err(DropReason::ForgedIcmp),
         }
+    }
+
+    /// A packet without TCP goes on.
+    fn pass_control(&self, from: ClientId, to: ClientId, octets: &mut [u8]) -> Verdict {
+        let onward = self.onward(from, to, octets);
+        octets[..12].copy_from_slice(&onward);
+        Verdict::Forward { to, ip_len: 0, tcp_len: 0 }
     }
 
     #[cfg(test)]

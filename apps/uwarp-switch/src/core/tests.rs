@@ -1,4 +1,5 @@
 mod random;
+mod uplink;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

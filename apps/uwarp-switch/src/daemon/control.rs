@@ -1,6 +1,5 @@
 //! The control thread: serves the socket, and opens and closes devices.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,9 +19,10 @@ use uwarp_dpdk::{Eal, truncation};
 use super::device::{self, Device};
 use super::listener::Listener;
 use super::pump::Pump;
+use super::uplink::Uplink;
 use super::watchdog::Watchdog;
 use super::{Options, addresses};
-use crate::core::{ClientId, DropReason, MAX_CLIENTS, MAX_LISTENING, ReserveError, Switch};
+use crate::core::{ClientId, MAX_CLIENTS, MAX_LISTENING, ReserveError, Switch};
 
 /// How often the control thread looks for a signal.
 const TICK: Duration = Duration::from_millis(250);
@@ -68,6 +68,7 @@ struct Control {
     mac: [u8; 6],
     eal: Eal,
     pump: Pump,
+    uplink: Option<Uplink>,
     listener: Listener,
     watchdog: Watchdog,
     connections: Vec<Connection>,
@@ -85,12 +86,22 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
     let plain: Vec<IpAddr> = addresses.iter().map(|own| own.address).collect();
     let switch = Switch::new(mac, options.mtu, &plain)
         .map_err(|error| usage(format!("{} cannot be an address of clients, or is one too many", error.0)))?;
-    let eal = device::start(options.mtu)?;
+    let eal = device::start(options.mtu, options.uplink.as_ref())?;
     truncation::survive().context("bus errors cannot be caught")?;
     let watchdog = Watchdog::start(listener.devices())?;
-    let pump = Pump::start(switch, eal.clone())?;
-    let offer = Offer { addresses, mtu: options.mtu };
-    let mut control = Control { options, offer, mac, eal, pump, listener, watchdog, connections: Vec::new() };
+    let uplink = options.uplink.as_ref().map(|device| Uplink::open(&eal, device, options.mtu)).transpose()?;
+    let (uplink, queue) = uplink.unzip();
+    let pump = Pump::start(switch, eal.clone(), queue)?;
+    let gateway = options.gateways.iter().find_map(|gateway| match gateway {
+        IpAddr::V4(gateway) => Some(*gateway),
+        IpAddr::V6(_) => None,
+    });
+    let gateway6 = options.gateways.iter().find_map(|gateway| match gateway {
+        IpAddr::V6(gateway) => Some(*gateway),
+        IpAddr::V4(_) => None,
+    });
+    let offer = Offer { addresses, mtu: options.mtu, gateway, gateway6 };
+    let mut control = Control { options, offer, mac, eal, pump, uplink, listener, watchdog, connections: Vec::new() };
     ready(&control.offer);
     control.run()
 }
@@ -118,6 +129,7 @@ impl Control {
             }
             self.expire()?;
             self.expel()?;
+            self.look_at_uplink()?;
             if self.connections.iter().any(|connection| connection.client.is_some()) {
                 unused_since = Instant::now();
             }
@@ -207,6 +219,15 @@ impl Control {
         };
         let expelled: Vec<_> = self.connections.extract_if(.., is_expelled).collect();
         expelled.into_iter().try_for_each(|connection| self.part(connection))
+    }
+
+    /// Has the tables know when the uplink's link goes up or down.
+    fn look_at_uplink(&mut self) -> anyhow::Result<()> {
+        if let Some(is_up) = self.uplink.as_mut().and_then(Uplink::take_change) {
+            tracing::info!(is_up, "the link of the uplink has changed");
+            self.pump.set_uplink(is_up)?;
+        }
+        Ok(())
     }
 
     /// A connection is over.
@@ -326,26 +347,27 @@ impl Control {
         for connection in &self.connections {
             let Some(client) = &connection.client else { continue };
             let view = self.pump.view(client.id)?;
-            let drops = DropReason::ALL.into_iter().map(|reason| (reason.name(), view.counters.dropped(reason)));
             clients.push(ClientStatus {
                 place: client.id.place() as u8,
                 pid: connection.peer.pid,
                 uid: connection.peer.uid,
                 program: client.program.clone(),
                 ports: client.ports,
+                drops: view.drops(),
                 listening: view.listening,
                 received: view.counters.received,
                 received_octets: view.counters.received_octets,
                 sent: view.counters.sent,
                 answered: view.counters.answered,
-                drops: drops
-                    .filter(|(_, count)| *count > 0)
-                    .map(|(name, count)| (name.to_owned(), count))
-                    .collect::<BTreeMap<_, _>>(),
             });
         }
         clients.sort_by_key(|client| client.place);
-        Ok(Status { pid: std::process::id(), offer: self.offer.clone(), most_clients: MAX_CLIENTS, clients })
+        let uplink = match &self.uplink {
+            Some(uplink) => Some(uplink.status(&self.pump.view(ClientId::UPLINK)?)),
+            None => None,
+        };
+        let (pid, offer) = (std::process::id(), self.offer.clone());
+        Ok(Status { pid, offer, most_clients: MAX_CLIENTS, clients, uplink })
     }
 }
 

@@ -14,10 +14,11 @@ use rustix::net::{Shutdown, SocketAddrUnix, getsockname, shutdown};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Offloads, Port, PortOptions, Queue};
 
+use super::uplink;
 use crate::core::MAX_CLIENTS;
 
 /// Receive buffers of a client: a frame is in one only from its sender's ring to its receiver's.
-const BUFFERS: u32 = 512;
+pub(super) const BUFFERS: u32 = 512;
 /// Transmit buffers: for what the switch answers itself.
 const ANSWERS: u32 = 64;
 
@@ -25,11 +26,18 @@ const ANSWERS: u32 = 64;
 const OF_DPDK_MIB: u32 = 6;
 
 /// Starts DPDK.
-pub(super) fn start(mtu: u16) -> anyhow::Result<Eal> {
+pub(super) fn start(mtu: u16, uplink: Option<&DeviceConfig>) -> anyhow::Result<Eal> {
     let buffer = u64::from(mtu).max(2048) + 1024;
-    let pools = ((buffer * u64::from(BUFFERS + ANSWERS)) >> 20) + 1;
-    let memory_mib = 64 + (MAX_CLIENTS as u32 + 2) * (pools as u32 + OF_DPDK_MIB);
-    Ok(Eal::init(&EalConfig { memory_mib, ..EalConfig::default() })?)
+    let mib = |buffers: u32| ((buffer * u64::from(buffers)) >> 20) as u32 + 1 + OF_DPDK_MIB;
+    let of_uplink = if uplink.is_some() { mib(2 * uplink::BUFFERS) } else { 0 };
+    let memory_mib = 64 + (MAX_CLIENTS as u32 + 2) * mib(BUFFERS + ANSWERS) + of_uplink;
+    let pci = match uplink {
+        Some(DeviceConfig::Pci { address }) => vec![address.clone()],
+        _ => Vec::new(),
+    };
+    // A physical device reads and writes memory that must stay where it is.
+    let hugepages = !pci.is_empty();
+    Ok(Eal::init(&EalConfig { memory_mib, pci, hugepages, ..EalConfig::default() })?)
 }
 
 /// A device. Its socket has no name any more: who has the descriptor can connect, and nobody else.

@@ -8,14 +8,17 @@ mod control;
 mod device;
 mod listener;
 mod pump;
+mod uplink;
 mod watchdog;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use uwarp::config::InterfaceAddress;
+use uwarp::config::{DeviceConfig, InterfaceAddress};
 
 pub use control::serve;
+pub use uplink::parse_device;
 
 /// How a switch is run.
 #[derive(Clone, Debug)]
@@ -24,6 +27,10 @@ pub struct Options {
     pub socket: PathBuf,
     /// The addresses that its clients share; none: the host's.
     pub addresses: Vec<InterfaceAddress>,
+    /// The device that leads to other hosts. With it, addresses have to be given.
+    pub uplink: Option<DeviceConfig>,
+    /// Routers for hosts outside of all subnets, at most one of each version of IP.
+    pub gateways: Vec<IpAddr>,
     /// Largest IP packet.
     pub mtu: u16,
     /// Users that may connect, beside root and the daemon's own.

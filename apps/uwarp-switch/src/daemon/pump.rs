@@ -1,5 +1,6 @@
 //! The thread that moves frames and owns the tables.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,7 +14,7 @@ use uwarp_dpdk::{Eal, Queue};
 use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
 
-use crate::core::{ClientId, Counters, MAX_CLIENTS, ReserveError, Switch};
+use crate::core::{ClientId, Counters, DropReason, PLACES, ReserveError, Switch};
 use crate::forward::Forwarder;
 
 /// How long the pump looks for frames without a pause after the last one.
@@ -23,7 +24,7 @@ const NAP: Duration = Duration::from_millis(1);
 /// The longest pause of all: a safety net.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Descriptors of all devices, two each, and that of the commands.
-const DESCRIPTORS: usize = 2 * MAX_CLIENTS + 1;
+const DESCRIPTORS: usize = 2 * PLACES + 1;
 
 /// What the pump is asked to do between two turns.
 enum Command {
@@ -31,14 +32,23 @@ enum Command {
     Detach { client: ClientId, reply: Sender<()> },
     Reserve { client: ClientId, port: u16, reply: Sender<Result<u16, ReserveError>> },
     Release { client: ClientId, port: u16, reply: Sender<()> },
+    Link { is_up: bool, reply: Sender<()> },
     View { client: ClientId, reply: Sender<View> },
 }
 
-/// A client as the tables have it.
+/// A client, or the uplink, as the tables have it.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) counters: Counters,
     pub(super) listening: Vec<u16>,
+}
+
+impl View {
+    /// What was dropped, by reason.
+    pub(super) fn drops(&self) -> BTreeMap<String, u64> {
+        let drops = DropReason::ALL.into_iter().map(|reason| (reason.name().to_owned(), self.counters.dropped(reason)));
+        drops.filter(|(_, count)| *count > 0).collect()
+    }
 }
 
 /// The pump, seen from the control thread. Dropping it ends the thread.
@@ -52,7 +62,8 @@ pub(super) struct Pump {
 }
 
 impl Pump {
-    pub(super) fn start(switch: Switch, eal: Eal) -> anyhow::Result<Pump> {
+    /// Starts it, with the queue of an uplink if there is one, and whether its link is up.
+    pub(super) fn start(switch: Switch, eal: Eal, uplink: Option<(Queue, bool)>) -> anyhow::Result<Pump> {
         let (commands, inbox) = unbounded();
         let (started, outcome) = bounded(1);
         let wake = Arc::new(Notifier::new().context("no event file descriptor for the pump")?);
@@ -66,7 +77,7 @@ impl Pump {
                 Err(error) => return drop(started.send(Err(error))),
             };
             let _ = started.send(Ok(()));
-            run(Forwarder::new(switch), &inbox, &woken);
+            run(Forwarder::new(switch), uplink, &inbox, &woken);
             drop(registration);
         };
         let thread = std::thread::Builder::new().name("uwarp-pump".to_owned()).spawn(body)?;
@@ -102,7 +113,12 @@ impl Pump {
         self.ask(|reply| Command::Release { client, port, reply })
     }
 
-    /// A client's ports and counters.
+    /// The uplink's link has gone up or down.
+    pub(super) fn set_uplink(&self, is_up: bool) -> anyhow::Result<()> {
+        self.ask(|reply| Command::Link { is_up, reply })
+    }
+
+    /// A client's ports and counters, or the uplink's.
     pub(super) fn view(&self, client: ClientId) -> anyhow::Result<View> {
         self.ask(|reply| Command::View { client, reply })
     }
@@ -118,11 +134,15 @@ impl Drop for Pump {
     }
 }
 
-fn run(mut forwarder: Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &Notifier) {
-    let mut clients = 0;
+fn run(mut forwarder: Forwarder<DpdkPort>, uplink: Option<(Queue, bool)>, inbox: &Receiver<Command>, wake: &Notifier) {
+    // The uplink has to answer also without clients.
+    let mut users = usize::from(uplink.is_some());
+    if let Some((queue, is_up)) = uplink {
+        forwarder.attach_uplink(DpdkPort::new(queue), is_up);
+    }
     let mut idle_since = None;
     loop {
-        let command = if clients == 0 {
+        let command = if users == 0 {
             inbox.recv().map_err(|_| TryRecvError::Disconnected)
         } else {
             if forwarder.turn() > 0 {
@@ -136,7 +156,7 @@ fn run(mut forwarder: Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &Not
             inbox.try_recv()
         };
         match command {
-            Ok(command) => clients = carry_out(&mut forwarder, command, clients),
+            Ok(command) => users = carry_out(&mut forwarder, command, users),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => return,
         }
@@ -158,6 +178,10 @@ fn sleep(forwarder: &mut Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &
         let limit = Timespec::try_from(if announced { LONGEST_SLEEP } else { NAP }).ok();
         // An interruption counts as the end of the time.
         let _ = poll(&mut wanted, limit.as_ref());
+        // A packet socket reports once that its interface went down, until it is asked, and would end every sleep.
+        for failed in wanted.iter().filter(|wanted| wanted.revents().contains(PollFlags::ERR)) {
+            let _ = rustix::net::sockopt::socket_error(failed);
+        }
     }
     forwarder.disable_wakeups();
     wake.disarm();
@@ -165,7 +189,7 @@ fn sleep(forwarder: &mut Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &
     idle
 }
 
-fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usize) -> usize {
+fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, users: usize) -> usize {
     match command {
         Command::Attach { client, mac, queue, reply } => {
             let ports = forwarder.switch_mut().enter(client, mac);
@@ -174,12 +198,12 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usi
                 forwarder.attach(client, DpdkPort::new(queue));
             }
             let _ = reply.send(ports);
-            return clients + usize::from(is_in);
+            return users + usize::from(is_in);
         }
         Command::Detach { client, reply } => {
             let was_in = forwarder.detach(client).is_some();
             let _ = reply.send(());
-            return clients - usize::from(was_in);
+            return users - usize::from(was_in);
         }
         Command::Reserve { client, port, reply } => {
             let _ = reply.send(forwarder.switch_mut().reserve(client, port));
@@ -188,11 +212,15 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, clients: usi
             forwarder.release(client, port);
             let _ = reply.send(());
         }
+        Command::Link { is_up, reply } => {
+            forwarder.set_uplink(is_up);
+            let _ = reply.send(());
+        }
         Command::View { client, reply } => {
             let switch = forwarder.switch();
             let listening = switch.ports().listening(client).collect();
             let _ = reply.send(View { counters: *switch.counters(client), listening });
         }
     }
-    clients
+    users
 }

@@ -3,8 +3,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use uwarp_engine::port::{Batch, Buffer, Port};
 use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_wire::arp::ArpPacket;
 use uwarp_wire::ethernet::EthernetAddress;
-use uwarp_wire::frame::{Path, TcpChecksum, prepend_tcp};
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, prepend_tcp};
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use super::*;
@@ -140,4 +141,87 @@ fn what_was_sent_before_a_port_is_given_back_or_its_client_leaves_goes_on() {
     assert!(send(&mut ends[1].0, 1, (one, zero), 6));
     assert!(forwarder.detach(client(1)).is_some());
     assert_eq!(receive(&mut ends[0].0), [6]);
+}
+
+/// A host beyond the uplink: its end, and a segment with one octet from the client to it and back.
+fn join(forwarder: &mut Forwarder<LoopPort>, checksums: bool) -> LoopPort {
+    let (near, far) = LoopPort::pair(LoopOptions { checksums, ..LoopOptions::default() });
+    forwarder.attach_uplink(near, true);
+    far
+}
+
+const BEYOND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+const HOST_MAC: [u8; 6] = [2, 0x76, 0, 0, 0, 9];
+
+/// As a client sends it whose device computes checksums.
+fn send_beyond(end: &mut LoopPort, port: u16, payload: &[u8]) {
+    let mut header = TcpHeader::new(TcpFlags::ACK);
+    (header.source_port, header.destination_port) = (port, 9);
+    let path = Path::new(EthernetAddress(mac(0)), EthernetAddress(HOST_MAC), HOST.into(), BEYOND.into());
+    let mut frame = end.alloc().expect("a buffer");
+    let start = frame.start();
+    let storage = frame.storage_mut().unwrap();
+    let checksum = TcpChecksum::PseudoHeaderOnly;
+    let length = prepend_tcp(&mut storage[..start], &path, &header, 0, payload.len(), checksum).unwrap();
+    storage[start..start + payload.len()].copy_from_slice(payload);
+    frame.set_range(start - length, length + payload.len());
+    assert_eq!(end.tx_burst(&mut VecDeque::from([frame])), 1);
+}
+
+#[test]
+fn a_checksum_that_was_left_out_is_computed_for_an_uplink_that_cannot() {
+    for sums in [true, false] {
+        let (mut forwarder, mut ends) = rig(1, false);
+        let mut beyond = join(&mut forwarder, !sums);
+        let mut batch = Batch::new();
+        assert_eq!(beyond.rx_burst(&mut batch), 1, "the announcement of the address");
+        for payload in [&b"odd"[..], b"even", b""] {
+            let from = ends[0].1;
+            send_beyond(&mut ends[0].0, from, payload);
+            forwarder.turn();
+            let mut batch = Batch::new();
+            assert_eq!(beyond.rx_burst(&mut batch), 1);
+            let frame = batch[0].data();
+            assert_eq!(batch[0].transmit_checksums().tcp, sums);
+            let Ok(Frame::Tcp(segment)) = classify(frame, frame.len()) else { panic!("no segment") };
+            assert_eq!(segment.checksum_is_good(frame, uwarp_wire::checksum::sum), !sums);
+            assert!(frame.ends_with(payload));
+        }
+    }
+}
+
+#[test]
+fn an_answer_from_the_uplink_reaches_the_client_that_asked_alone() {
+    let (mut forwarder, mut ends) = rig(2, true);
+    let mut beyond = join(&mut forwarder, true);
+    let receive = |end: &mut LoopPort| {
+        let mut batch = Batch::new();
+        end.rx_burst(&mut batch);
+        batch.iter().map(|frame| frame.data().to_vec()).collect::<Vec<_>>()
+    };
+    let put = |end: &mut LoopPort, packet: &ArpPacket| {
+        let mut frame = end.alloc().unwrap();
+        let start = frame.start();
+        let length = packet.emit_frame(&mut frame.storage_mut().unwrap()[start..]).unwrap();
+        frame.set_range(start, length);
+        assert_eq!(end.tx_burst(&mut VecDeque::from([frame])), 1);
+    };
+    receive(&mut beyond);
+    let (own, other) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+    put(&mut ends[0].0, &ArpPacket::request(EthernetAddress(mac(0)), own, other));
+    forwarder.turn();
+    let asked = receive(&mut beyond);
+    let Ok(Frame::Arp(question)) = classify(&asked[0], asked[0].len()) else { panic!("no ARP") };
+    put(&mut beyond, &question.packet.reply(EthernetAddress(HOST_MAC)));
+    forwarder.turn();
+    let answers = receive(&mut ends[0].0);
+    let Ok(Frame::Arp(answer)) = classify(&answers[0], answers[0].len()) else { panic!("no ARP") };
+    assert_eq!((answer.packet.sender_mac.0, answer.packet.target_mac.0), (HOST_MAC, mac(0)));
+    assert!(receive(&mut ends[1].0).is_empty());
+    // The link returns: hosts learn where the address is.
+    forwarder.set_uplink(false);
+    forwarder.set_uplink(true);
+    let announced = receive(&mut beyond);
+    let Ok(Frame::Arp(announced)) = classify(&announced[0], announced[0].len()) else { panic!("no ARP") };
+    assert!(announced.packet.is_gratuitous() && announced.packet.sender_address == own);
 }

@@ -2,6 +2,7 @@
 
 mod raw;
 mod rig;
+mod uplink;
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;

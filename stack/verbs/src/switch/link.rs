@@ -107,6 +107,7 @@ fn apply(config: &mut Config, path: &Path, offer: &Offer) -> Result<(), Error> {
     config.address = *first;
     config.more_addresses = more.to_vec();
     config.mtu = offer.mtu;
+    (config.gateway, config.gateway6) = (offer.gateway, offer.gateway6);
     // The addresses are the host's, and the switch's clients have them together.
     config.duplicate_address_detection = 0;
     Ok(())

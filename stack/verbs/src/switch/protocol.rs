@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -103,6 +104,12 @@ pub struct Offer {
     pub addresses: Vec<InterfaceAddress>,
     /// Largest IP packet.
     pub mtu: u16,
+    /// Router for IPv4 hosts outside of all subnets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Ipv4Addr>,
+    /// The same for IPv6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway6: Option<Ipv6Addr>,
 }
 
 /// A client's place.
@@ -131,6 +138,30 @@ pub struct Status {
     pub most_clients: usize,
     /// The clients, by place.
     pub clients: Vec<ClientStatus>,
+    /// What leads to other hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<UplinkStatus>,
+}
+
+/// The uplink and its counters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkStatus {
+    /// DPDK's name of the device.
+    pub device: String,
+    /// The hardware address that stands for all clients.
+    pub mac: MacAddress,
+    /// Its link passes frames.
+    pub up: bool,
+    /// Frames from other hosts.
+    pub received: u64,
+    /// Their octets.
+    pub received_octets: u64,
+    /// Frames that the device took.
+    pub sent: u64,
+    /// Frames of these that the switch made: resets, and answers to ARP, Neighbor Discovery and pings.
+    pub answered: u64,
+    /// Dropped frames by reason.
+    pub drops: std::collections::BTreeMap<String, u64>,
 }
 
 /// A client and its counters.
@@ -232,7 +263,7 @@ mod tests {
     fn messages_and_descriptors_arrive_one_by_one() {
         let (here, there) = pair();
         let file = std::fs::File::open("/dev/null").unwrap();
-        let offer = Offer { addresses: vec!["10.0.0.1/24".parse().unwrap()], mtu: 1500 };
+        let offer = Offer { addresses: vec!["10.0.0.1/24".parse().unwrap()], mtu: 1500, gateway: None, gateway6: None };
         let welcome = Answer::Welcome(Welcome {
             offer,
             place: 3,
