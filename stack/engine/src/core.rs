@@ -44,6 +44,8 @@ pub(crate) struct Core<P: Port> {
     pub(crate) quiet_until: Instant,
     /// Something rare may have to be done in this turn.
     pub(crate) needs_attention: bool,
+    /// All that this turn did took the short ways, which put nothing rare off.
+    pub(crate) was_usual: bool,
     pub(crate) counters: Counters,
     pub(crate) random: fastrand::Rng,
     pub(crate) link: Link<P>,
@@ -94,6 +96,7 @@ impl<P: Port> Core<P> {
             now: Instant::ZERO,
             quiet_until: Instant::ZERO,
             needs_attention: false,
+            was_usual: false,
             counters: Counters::default(),
             random,
             link: Link {

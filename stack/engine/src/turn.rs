@@ -90,6 +90,7 @@ impl<P: Port> Core<P> {
 
     /// Second half of a turn: does the work.
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
+        self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
         self.connections.starved = false;
         self.link.transmit.free_known = 0;
         if !batch.is_empty() {
@@ -124,8 +125,12 @@ impl<P: Port> Core<P> {
             self.rdma.lanes.settle();
         }
         self.wake_applications();
-        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one.
-        self.quiet_until = self.next_rare();
+        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The short ways
+        // arm timers and make completions, no more.
+        self.quiet_until = match self.was_usual && !self.rdma.lanes.has_backlog() {
+            true => self.quiet_until.min(self.connections.wheel.due_at()),
+            false => self.next_rare(),
+        };
     }
 
     #[inline]

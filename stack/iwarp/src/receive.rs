@@ -168,6 +168,34 @@ impl Stream {
         self.open_tagged = if header.last { OpenTagged::None } else { OpenTagged::Write(header.stag) };
     }
 
+    /// The header of a segment that [`Stream::receive`] would deliver as part of a Send that invalidates nothing, if it does no
+    /// more than [`Stream::send_received`].
+    #[inline]
+    pub fn usual_send(&self, ulpdu: &[u8]) -> Option<UntaggedHeader> {
+        let Ok(Header::Untagged(header)) = Header::parse(ulpdu) else { return None };
+        let open = &self.open_send;
+        let goes_on = |opcode: Opcode| !open.open || open.opcode == opcode.code();
+        let is_next = header.queue == QueueNumber::SEND
+            && header.message_sequence_number == self.receive_send_number
+            && header.message_offset == open.received
+            && usual_opcode(header.control).is_some_and(goes_on)
+            && open.received.checked_add(ulpdu.len() as u32).is_some();
+        (is_next && self.delivers() && (self.heard || !self.expects_ready_by_send)).then_some(header)
+    }
+
+    /// The segment with this header, which [`Stream::usual_send`] returned, and so many octets of payload was placed.
+    #[inline]
+    pub fn send_received(&mut self, header: &UntaggedHeader, payload_len: u32) {
+        self.heard = true;
+        self.open_send = OpenSend::default();
+        if header.last {
+            self.receive_send_number = self.receive_send_number.next();
+        } else if let Some(opcode) = usual_opcode(header.control) {
+            let received = header.message_offset + payload_len;
+            self.open_send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag: Stag(0), received };
+        }
+    }
+
     #[inline]
     fn receive_segment<'a>(&mut self, ulpdu: &'a [u8], first: bool) -> Result<Delivery<'a>, Fault> {
         match Header::parse(ulpdu) {
@@ -499,6 +527,12 @@ fn opcode(control: Control) -> Result<Opcode, Fault> {
         WireError::RdmapVersion => Fault::RdmapVersion,
         _ => Fault::UnexpectedOpcode,
     })
+}
+
+/// The operation of a Send that invalidates nothing, with reserved bits 0.
+#[inline]
+fn usual_opcode(control: Control) -> Option<Opcode> {
+    [Opcode::Send, Opcode::SendSolicited].into_iter().find(|opcode| control == Control::new(*opcode))
 }
 
 #[cold]

@@ -240,6 +240,12 @@ impl Message {
         (header + (self.length - self.cut)).min(clamp(mulpdu))
     }
 
+    /// Whether another ULPDU follows the next one if that is cut now.
+    #[inline]
+    pub const fn continues(&self, mulpdu: u16) -> bool {
+        self.header_len() + (self.length - self.cut) > clamp(mulpdu)
+    }
+
     const fn header_len(&self) -> u32 {
         match self.target {
             Target::Tagged { .. } => TAGGED_HEADER_LEN as u32,

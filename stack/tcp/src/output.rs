@@ -78,6 +78,38 @@ impl Connection {
         Some((self.usual(now, flags, sequence, len), slice))
     }
 
+    /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return, in fewer
+    /// steps. `segment` becomes its segment. Since `next_fresh` returned it with this `now`, nothing else may have happened.
+    #[inline]
+    pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment) -> Option<Slice> {
+        if self.queue.unsent() == 0 { None } else { self.send_alike(now, segment) }
+    }
+
+    fn send_alike(&mut self, now: Instant, segment: &mut UsualSegment) -> Option<Slice> {
+        let unsent = self.queue.first_unsent()?;
+        let len = unsent.len;
+        let usable = self.window_edge().octets_since(self.queue.next());
+        if len > self.segment.min(usable)
+            || self.nagle
+            || !self.recovery.is_plain()
+            || segment.flags.contains(TcpFlags::CWR)
+            || self.queue.in_flight().saturating_add(len) > self.congestion.window()
+        {
+            return None;
+        }
+        segment.sequence = self.queue.next().sequence();
+        segment.len = len;
+        let slice = self.queue.send_fresh(now, unsent, len);
+        if self.queue.unsent() == 0 {
+            segment.flags |= TcpFlags::PSH;
+        }
+        // All else that the first one did holds for this one.
+        self.traffic.segments_sent += 1;
+        self.traffic.octets_sent += u64::from(len);
+        self.congestion.sent(self.queue.in_flight());
+        Some(slice)
+    }
+
     /// A segment with new data, as of now. The window in it counts as offered.
     #[inline(always)]
     fn usual(&mut self, now: Instant, flags: TcpFlags, sequence: Position, len: u32) -> UsualSegment {

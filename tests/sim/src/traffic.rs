@@ -1,6 +1,7 @@
 //! A seeded mix of Sends, Writes and Reads in both directions over several streams, with every octet checked.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use crossbeam::channel::Receiver;
@@ -10,7 +11,7 @@ use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
 use uwarp_tcp::Instant;
-use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, middlebox};
+use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, address6, middlebox, with_ipv6};
 use uwarp_testkit::sim::SimOptions;
 
 const PORT: u16 = 7471;
@@ -38,6 +39,10 @@ pub struct Plan {
     pub recutting: Option<Recutting>,
     /// Usual messages take the short ways.
     pub hot: bool,
+    /// The hosts use IPv6.
+    pub ipv6: bool,
+    /// The tag of all frames.
+    pub vlan: Option<u16>,
     /// Sends and Writes complete when they are acknowledged.
     pub complete_on_ack: bool,
     /// Most operations of an end that are posted and not completed.
@@ -66,6 +71,8 @@ impl Default for Plan {
             markers: [false; 2],
             recutting: middlebox(),
             hot: true,
+            ipv6: false,
+            vlan: None,
             complete_on_ack: false,
             outstanding: usize::MAX,
         }
@@ -148,6 +155,7 @@ struct Stream {
     markers: [bool; 2],
     complete_on_ack: bool,
     outstanding: usize,
+    ipv6: bool,
     /// Its completions, at the times when they were reaped.
     trace: Vec<String>,
 }
@@ -250,6 +258,7 @@ impl Stream {
             markers: plan.markers,
             complete_on_ack: plan.complete_on_ack,
             outstanding: plan.outstanding,
+            ipv6: plan.ipv6,
             trace: Vec::new(),
         };
         stream.start(world);
@@ -260,7 +269,10 @@ impl Stream {
         let [left, right] = &mut self.ends;
         left.post_receives(&right.operations);
         right.post_receives(&left.operations);
-        let address = world.hosts[right.host].address;
+        let address: IpAddr = match self.ipv6 {
+            true => address6(right.host).into(),
+            false => world.hosts[right.host].address.into(),
+        };
         let number = right.pair.number;
         // The private data identifies the queue pair.
         let private_data = number.to_be_bytes().to_vec();
@@ -374,8 +386,13 @@ pub fn run(seed: u64, plan: &Plan) -> Result<Tally, String> {
 fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut world = World::new(random.u64(..), plan.network);
-    for _ in 0..2 {
-        world.add(plan.host, |config| config.hot = plan.hot);
+    for number in 0..2 {
+        world.add(plan.host, |config| {
+            (config.hot, config.vlan) = (plan.hot, plan.vlan);
+            if plan.ipv6 {
+                with_ipv6(number)(config);
+            }
+        });
     }
     if let Some(recutting) = plan.recutting {
         for host in &world.hosts {

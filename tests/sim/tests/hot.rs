@@ -27,6 +27,8 @@ fn plan(seed: u64) -> Plan {
     // One after the other leaves at once, a few share a segment, and a full queue is cut by the general code.
     plan.outstanding = [1, 2, 4, usize::MAX][seed as usize / 4 % 4];
     plan.markers = [seed % 16 == 5, seed % 16 == 11];
+    plan.ipv6 = seed % 7 == 2 || seed % 7 == 5;
+    plan.vlan = (seed % 5 == 4).then_some(100);
     plan
 }
 

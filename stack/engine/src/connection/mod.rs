@@ -110,8 +110,8 @@ impl Connection {
     pub(crate) fn acknowledged<B: Buffer>(&mut self, records: &mut BufferStore<Record<B>>) {
         let most = self.tcp.effective_mss();
         while let Some(token) = self.tcp.pop_acknowledged() {
-            if let Some(record) = records.remove(token) {
-                self.confirmed = self.confirmed.max(record.length.min(most));
+            if let Some(length) = records.discard(token, |record| record.length) {
+                self.confirmed = self.confirmed.max(length.min(most));
             }
         }
         if let Phase::Running(running) = &mut self.phase {

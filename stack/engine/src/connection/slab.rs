@@ -169,6 +169,16 @@ impl<B> BufferStore<B> {
         self.buffers.get_mut(token.0 as usize)?.as_mut()
     }
 
+    /// Drops a buffer where it is; returns what `look` saw of it.
+    #[inline]
+    pub(crate) fn discard<T>(&mut self, token: BufferToken, look: impl FnOnce(&B) -> T) -> Option<T> {
+        let place = self.buffers.get_mut(token.0 as usize)?;
+        let seen = look(place.as_ref()?);
+        *place = None;
+        self.free.push(token.0);
+        Some(seen)
+    }
+
     #[inline]
     pub(crate) fn remove(&mut self, token: BufferToken) -> Option<B> {
         let buffer = self.buffers.get_mut(token.0 as usize)?.take()?;
@@ -203,8 +213,11 @@ mod tests {
         let other = store.insert(2);
         assert_eq!(store.remove(foretold), Some(1));
         assert_eq!(store.remove(foretold), None);
+        assert_eq!(store.discard(foretold, |_| ()), None);
         assert_eq!(store.next_token(), foretold);
         assert_eq!(store.get_mut(other), Some(&mut 2));
         assert_eq!(store.len(), 1);
+        assert_eq!(store.discard(other, |value| *value), Some(2));
+        assert_eq!((store.len(), store.next_token()), (0, other));
     }
 }

@@ -4,19 +4,15 @@ use std::ops::Range;
 
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::UsualSegment;
-use uwarp_wire::checksum::{combine, fold, is_good_ipv4_header};
+use uwarp_wire::checksum::{fold_wide, is_good_ipv4_header};
 use uwarp_wire::tcp::{self, SeqNumber, TcpFlags, Timestamps};
-use uwarp_wire::{ethernet, ipv4};
+use uwarp_wire::{ipv4, ipv6};
 
 use crate::link::port::{Buffer, ChecksumStatus};
-use crate::link::template::Template;
+use crate::link::template::{Layout, PLAIN, TAGGED, Template};
 
-const IP: usize = ethernet::HEADER_LEN;
-const TCP: usize = IP + ipv4::HEADER_LEN;
-/// Octets of all headers without options.
-const PLAIN: usize = TCP + tcp::HEADER_LEN;
-/// The same with the timestamp option.
-const STAMPED: usize = PLAIN + 12;
+/// Octets of the aligned timestamp option.
+const TIMESTAMPS: usize = 12;
 
 /// A predicted segment in its frame.
 pub(super) struct Predicted {
@@ -43,30 +39,63 @@ fn u32_at(frame: &[u8], at: usize) -> u32 {
 }
 
 impl Predicted {
-    /// Looks at the headers of a frame: IPv4 without options or VLAN tag, from the peer of the connection with this template,
-    /// intact; TCP with no flag but ACK and PSH, and no option but timestamps. `None` for any other frame.
+    /// Looks at the headers of a frame: of the template's layout and without IP options, from the peer of the connection with
+    /// this template, intact; TCP with no flag but ACK and PSH, and no option but timestamps. `None` for any other frame.
     #[inline(always)]
     pub(super) fn of<B: Buffer>(buffer: &B, template: &Template) -> Option<Predicted> {
+        if template.layout() == Layout::Ipv4 {
+            return Predicted::behind::<B, PLAIN, { ipv4::HEADER_LEN }>(buffer, template);
+        }
+        Predicted::of_other(buffer, template)
+    }
+
+    #[inline(never)]
+    fn of_other<B: Buffer>(buffer: &B, template: &Template) -> Option<Predicted> {
+        match template.layout() {
+            Layout::Ipv6 => Predicted::behind::<B, PLAIN, { ipv6::HEADER_LEN }>(buffer, template),
+            Layout::Ipv6Tagged => Predicted::behind::<B, TAGGED, { ipv6::HEADER_LEN }>(buffer, template),
+            _ => Predicted::behind::<B, TAGGED, { ipv4::HEADER_LEN }>(buffer, template),
+        }
+    }
+
+    /// Looks behind `LINK` octets of the link's header and `IP` of IP's.
+    #[inline(always)]
+    fn behind<B: Buffer, const LINK: usize, const IP: usize>(buffer: &B, template: &Template) -> Option<Predicted> {
         let frame = buffer.data();
-        let head: &[u8; PLAIN] = frame.first_chunk()?;
-        // EtherType, version and length of the IP header; flags and offset of fragments, protocol.
-        let kind = u32_at(head, 12) & 0xffff_ff00 == 0x0800_4500 && u32_at(head, IP + 6) & 0x3fff_00ff == 6;
-        if !kind || !template.is_answered_by(head.first_chunk()?) || buffer.segment_count() != 1 {
+        let tcp_at = LINK + IP;
+        let plain = tcp_at + tcp::HEADER_LEN;
+        let stamped = plain + TIMESTAMPS;
+        let head = frame.get(..plain)?;
+        // EtherType, and version and length of the header; then for IPv4 the flags and offset of fragments, and the protocol.
+        let kind = if IP == ipv4::HEADER_LEN {
+            u32_at(head, LINK - 2) & 0xffff_ff00 == 0x0800_4500 && u32_at(head, LINK + 6) & 0x3fff_00ff == 6
+        } else {
+            u32_at(head, LINK - 2) & 0xffff_f000 == 0x86dd_6000 && head[LINK + 6] == tcp::PROTOCOL
+        };
+        if !kind || !template.is_answered_by::<LINK, IP>(head) || buffer.segment_count() != 1 {
             return None;
         }
-        let (payload_at, timestamps) = match u16_at(head, TCP + 12) & !TcpFlags::PSH.bits() & 0xf1ff {
+        let (payload_at, timestamps) = match u16_at(head, tcp_at + 12) & !TcpFlags::PSH.bits() & 0xf1ff {
             0x8010 => {
-                let option: &[u8; 12] = frame.get(PLAIN..STAMPED)?.first_chunk()?;
+                let option = frame.get(plain..stamped)?;
                 if u32_at(option, 0) != 0x0101_080a {
                     return None;
                 }
-                (STAMPED, Some(Timestamps { value: u32_at(option, 4), echo: u32_at(option, 8) }))
+                (stamped, Some(Timestamps { value: u32_at(option, 4), echo: u32_at(option, 8) }))
             }
-            0x5010 => (PLAIN, None),
+            0x5010 => (plain, None),
             _ => return None,
         };
-        let end = IP + usize::from(u16_at(head, IP + 2));
-        if end < payload_at || end > frame.len() || !is_good_ipv4_header(head[IP..].first_chunk()?) {
+        let (end, ecn) = if IP == ipv4::HEADER_LEN {
+            if !is_good_ipv4_header(head[LINK..].first_chunk()?) {
+                return None;
+            }
+            (LINK + usize::from(u16_at(head, LINK + 2)), head[LINK + 1] & 3)
+        } else {
+            // The traffic class lies across the first two octets (RFC 8200 §3).
+            (tcp_at + usize::from(u16_at(head, LINK + 4)), head[LINK + 1] >> 4 & 3)
+        };
+        if end < payload_at || end > frame.len() {
             return None;
         }
         let good = match buffer.received_checksums().tcp {
@@ -74,17 +103,18 @@ impl Predicted {
             ChecksumStatus::Bad => false,
             // The addresses of the pseudo-header directly precede the octets to sum.
             ChecksumStatus::Unknown => {
-                let pseudo_header = u32::from(tcp::PROTOCOL) + (end - TCP) as u32;
-                fold(combine(pseudo_header, checksum_sum(&frame[TCP - 8..end]))) == 0xffff
+                let addresses = tcp_at - if IP == ipv4::HEADER_LEN { 8 } else { 32 };
+                let pseudo_header = u64::from(tcp::PROTOCOL) + (end - tcp_at) as u64;
+                fold_wide(pseudo_header + u64::from(checksum_sum(&frame[addresses..end]))) == 0xffff
             }
         };
         let segment = UsualSegment {
             flags: TcpFlags::ACK,
-            sequence: SeqNumber(u32_at(head, TCP + 4)),
-            acknowledgment: SeqNumber(u32_at(head, TCP + 8)),
-            window: u16_at(head, TCP + 14),
+            sequence: SeqNumber(u32_at(head, tcp_at + 4)),
+            acknowledgment: SeqNumber(u32_at(head, tcp_at + 8)),
+            window: u16_at(head, tcp_at + 14),
             timestamps,
-            ecn: head[IP + 1] & 3,
+            ecn,
             len: (end - payload_at) as u32,
         };
         good.then_some(Predicted { segment, payload: payload_at..end })

@@ -107,38 +107,60 @@ impl<P: Port> Core<P> {
             return false;
         }
         let Some(buffer) = self.link.alloc() else { return false };
-        let mut open = Open::new(buffer);
+        // It is built where it stays: a buffer that is passed on is copied.
+        let token = self.connections.records.insert(Record { buffer, length: 0, sum: 0 });
+        let Some(record) = self.connections.records.get_mut(token) else { return false };
         let start = self.link.payload_start;
-        loop {
-            let room = open.room(&mut self.connections.records, start);
-            let Some(length) = room.and_then(|room| build(turn, running, queue_pair, &element, room)) else {
-                *begun = Some(open);
-                return false;
-            };
+        let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
+        let (headroom, room) = storage.unwrap_or_default();
+        let (mut length, pushed) = (0, connection.tcp.octets_pushed());
+        let mut is_last = false;
+        while let Some(room) = room.get_mut(length..)
+            && let Some(octets) = build(turn, running, queue_pair, &element, room)
+        {
             running.balance = (-i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
             self.counters.fpdus_sent += 1;
-            open.add(length);
-            let position = connection.tcp.octets_pushed() + open.built();
-            let completion = queue_pair.send.finish_whole(&element, queue_pair.number, position);
+            length += octets;
+            let completion = queue_pair.send.finish_whole(&element, queue_pair.number, pushed + length as u64);
             queue_pair.complete_send(&mut self.rdma.lanes, completion);
-            match next_usual(queue_pair).filter(|next| fits(next, open.length())) {
+            match next_usual(queue_pair).filter(|next| fits(next, length)) {
                 Some(next) => element = next,
-                None => break,
+                None => {
+                    is_last = !queue_pair.send.has_next();
+                    break;
+                }
             }
         }
-        let is_last = !queue_pair.send.has_next();
         if is_last && queue_pair.send.begun() > 0 {
             complete(&mut self.rdma.lanes, connection.tcp.octets_acknowledged(), queue_pair);
         }
         if !is_last || queue_pair.overflowed.is_some() {
-            *begun = Some(open);
+            *begun = self.connections.records.remove(token).map(|record| Open::begun(record.buffer, length));
             return false;
         }
         // No answer waits, so what was sent alone gives no claim later.
         running.balance = 0;
         connection.scheduled = false;
         connection.quiet = queue_pair.send.is_idle();
-        self.send_open(index, open);
+        let segment = connection.tcp.send_at_once(self.now, token, length as u32);
+        let offload = self.link.offload_tcp;
+        let sum = if offload { 0 } else { kernels::checksum_sum(room.get(..length).unwrap_or(&[])) };
+        let template = connection.template.as_ref();
+        let headers =
+            template.and_then(|template| template.prepend_usual(headroom, &segment, (!offload).then_some(sum)));
+        debug_assert!(headers.is_some(), "the headroom takes all headers");
+        let headers = headers.unwrap_or(0);
+        (record.length, record.sum) = (length as u32, sum);
+        record.buffer.set_range(start - headers, headers + length);
+        if offload {
+            record.buffer.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
+        }
+        self.link.transmit.queue.push_back(record.buffer.share());
+        if let Some(deadline) = connection.next_deadline() {
+            self.connections.wheel.arm(index, deadline);
+        }
+        self.counters.hot_sent += 1;
+        self.counters.octets_sent += (headers + length) as u64;
         if self.connections.ready.is_empty() {
             self.flush();
         }
@@ -169,38 +191,5 @@ impl<P: Port> Core<P> {
             return self.enqueue(frame, false);
         }
         self.emit(connection, &Transmit::fresh(segment, slice));
-    }
-
-    /// Hands TCP the record, and its segment to the device.
-    #[inline]
-    fn send_open(&mut self, index: u32, open: Open<P::Buffer>) {
-        let Some(connection) = self.connections.table.get_mut(index) else { return };
-        let (start, length) = (self.link.payload_start, open.length());
-        let (Some(mut buffer), Some(template)) = (open.into_new(), &connection.template) else { return };
-        let token = self.connections.records.next_token();
-        let segment = connection.tcp.send_at_once(self.now, token, length as u32);
-        let offload = self.link.offload_tcp;
-        let mut sum = 0;
-        if let Some(storage) = buffer.storage_mut()
-            && let Some((headroom, rest)) = storage.split_at_mut_checked(start)
-        {
-            if !offload {
-                sum = kernels::checksum_sum(rest.get(..length).unwrap_or(&[]));
-            }
-            let headers = template.prepend_usual(headroom, &segment, (!offload).then_some(sum));
-            debug_assert!(headers.is_some(), "the headroom takes all headers");
-            let headers = headers.unwrap_or(0);
-            buffer.set_range(start - headers, headers + length);
-            if offload {
-                buffer.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
-            }
-        }
-        let frame = buffer.share();
-        self.connections.records.insert(Record { buffer, length: length as u32, sum });
-        if let Some(deadline) = connection.next_deadline() {
-            self.connections.wheel.arm(index, deadline);
-        }
-        self.counters.hot_sent += 1;
-        self.enqueue(frame, false);
     }
 }

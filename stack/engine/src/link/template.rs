@@ -5,7 +5,7 @@
 //! of IP, with and without a VLAN tag: four layouts, each with its offsets known when it is compiled.
 
 use uwarp_tcp::UsualSegment;
-use uwarp_wire::checksum::{fold, pseudo_header};
+use uwarp_wire::checksum::{fold_wide, pseudo_header};
 use uwarp_wire::frame::Path;
 use uwarp_wire::tcp::{self, TcpHeader};
 use uwarp_wire::{ethernet, ipv4, ipv6};
@@ -16,12 +16,12 @@ const FIXED_MAX: usize = 18 + 40 + 4;
 const TIMESTAMPS: usize = 12;
 
 /// Octets of the Ethernet header, without and with a tag.
-const PLAIN: usize = ethernet::HEADER_LEN;
-const TAGGED: usize = ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN;
+pub(crate) const PLAIN: usize = ethernet::HEADER_LEN;
+pub(crate) const TAGGED: usize = ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN;
 
 /// What stands in front of TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+pub(crate) enum Layout {
     Ipv4,
     Ipv4Tagged,
     Ipv6,
@@ -78,16 +78,32 @@ impl Template {
         Some(Template { octets, layout, ip_sum, tcp_sum: narrow(u64::from(addresses) + ports) })
     }
 
-    /// Whether the headers of a received frame, IPv4 without a VLAN tag and without IP options, have our addresses and ports as
-    /// the destination and the peer's as the source. The sender's hardware address may be any.
+    /// What stands in front of TCP.
     #[inline]
-    pub(crate) fn is_answered_by(&self, head: &[u8; PLAIN + ipv4::HEADER_LEN + 4]) -> bool {
-        let addresses = |octets: &[u8]| u64::from_ne_bytes(copy(&octets[PLAIN + 12..PLAIN + 20]));
-        let ports = |octets: &[u8]| u32::from_ne_bytes(copy(&octets[PLAIN + 20..PLAIN + 24]));
-        let same_mac = copy::<6>(&head[..6]) == copy(&self.octets[6..12]);
-        let same_addresses = addresses(head) == addresses(&self.octets).rotate_left(32);
-        let same_ports = ports(head) == ports(&self.octets).rotate_left(16);
-        self.layout == Layout::Ipv4 && same_mac & same_addresses & same_ports
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Whether the headers of a received frame of this layout, without IP options, are of an answer: they have our hardware
+    /// address, VLAN, IP address and port as the destination and the peer's address and port as the source. The sender's
+    /// hardware address may be any.
+    #[inline(always)]
+    pub(crate) fn is_answered_by<const LINK: usize, const IP: usize>(&self, head: &[u8]) -> bool {
+        let Some(head) = head.get(..LINK + IP + 4) else { return false };
+        let (own, tcp_at) = (&self.octets[..LINK + IP + 4], LINK + IP);
+        let ports = |octets: &[u8]| u32::from_ne_bytes(copy(&octets[tcp_at..tcp_at + 4]));
+        let same_addresses = if IP == ipv4::HEADER_LEN {
+            let addresses = |octets: &[u8]| u64::from_ne_bytes(copy(&octets[tcp_at - 8..tcp_at]));
+            addresses(head) == addresses(own).rotate_left(32)
+        } else {
+            head[tcp_at - 32..tcp_at - 16] == own[tcp_at - 16..tcp_at]
+                && head[tcp_at - 16..tcp_at] == own[tcp_at - 32..tcp_at - 16]
+        };
+        // A tag's other four bits are a priority.
+        let vlan = |octets: &[u8]| u32::from_be_bytes(copy(&octets[LINK - 6..LINK - 2])) & !0xf000;
+        let same_vlan = LINK == PLAIN || vlan(head) == vlan(own);
+        let same_mac = copy::<6>(&head[..6]) == copy(&own[6..12]);
+        same_mac & same_addresses & same_vlan & (ports(head) == ports(own).rotate_left(16))
     }
 
     /// Writes the headers of a segment directly in front of a payload that follows `headroom`; gives their length.
@@ -165,7 +181,7 @@ impl Template {
             let total = (IP + tcp_len + payload_len) as u16;
             out[LINK + 1] |= ecn;
             out[LINK + 2..LINK + 4].copy_from_slice(&total.to_be_bytes());
-            let ip = !fold(narrow(u64::from(self.ip_sum) + u64::from(total) + u64::from(ecn)));
+            let ip = !fold_wide(u64::from(self.ip_sum) + u64::from(total) + u64::from(ecn));
             out[LINK + 10..LINK + 12].copy_from_slice(&ip.to_be_bytes());
         } else {
             // The traffic class lies across the first two octets (RFC 8200 §3).
@@ -195,14 +211,14 @@ impl Template {
             sum += u64::from(ALIGNED) + u64::from(timestamps.value) + u64::from(timestamps.echo);
         }
         let checksum = match payload_sum {
-            Some(payload) => !fold(narrow(sum + u64::from(payload))),
+            Some(payload) => !fold_wide(sum + u64::from(payload)),
             // The sum of the pseudo-header alone, as devices expect it: the ports are not part of it.
             None => {
                 let at = LINK + IP;
                 let ports =
                     [u16::from_be_bytes([out[at], out[at + 1]]), u16::from_be_bytes([out[at + 2], out[at + 3]])];
-                let ports = narrow(u64::from(ports[0]) + u64::from(ports[1]));
-                fold(narrow(u64::from(self.tcp_sum) + l4_len + u64::from(!fold(ports))))
+                let ports = u64::from(ports[0]) + u64::from(ports[1]);
+                fold_wide(u64::from(self.tcp_sum) + l4_len + u64::from(!fold_wide(ports)))
             }
         };
         let place = out[LINK + IP + tcp::CHECKSUM_OFFSET..].first_chunk_mut::<4>()?;

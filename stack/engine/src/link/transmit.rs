@@ -50,10 +50,17 @@ impl<P: Port> Core<P> {
                 return more;
             }
             if self.config.hot
-                && let Some((segment, slice)) = connection.tcp.next_fresh(now)
+                && let Some((mut segment, mut slice)) = connection.tcp.next_fresh(now)
             {
-                self.emit_fresh(connection, &segment, slice);
-                budget -= 1;
+                loop {
+                    self.emit_fresh(connection, &segment, slice);
+                    budget -= 1;
+                    if budget == 0 || !self.link.has_room() || !self.link.has_free(1) {
+                        break;
+                    }
+                    let Some(next) = connection.tcp.next_alike(now, &mut segment) else { break };
+                    slice = next;
+                }
                 continue;
             }
             // Much cheaper than to ask for a segment that is not there.

@@ -227,10 +227,7 @@ impl<P: Port> Core<P> {
         let queue = queue_pair.receive_completions;
         let waits_for = match hold {
             Hold::Free if queue_pair.held.is_empty() => {
-                if !self.rdma.lanes.push(queue, completion) {
-                    queue_pair.overflowed = Some(queue);
-                }
-                return;
+                return queue_pair.complete_receive(&mut self.rdma.lanes, completion);
             }
             Hold::Free => None,
             Hold::Failed => {

@@ -16,6 +16,7 @@ impl<P: Port> Core<P> {
             match queue_pair.connection {
                 Some(index) => self.schedule_index(index),
                 None if queue_pair.stage == Stage::Error => {
+                    self.was_usual = false;
                     self.flush_queue_pair_number(number);
                 }
                 None => {}

@@ -51,7 +51,13 @@ impl<B: Buffer> Open<B> {
     /// An empty one.
     #[inline]
     pub(crate) fn new(buffer: B) -> Open<B> {
-        Open { place: Place::New(buffer), length: 0, pushed: 0 }
+        Open::begun(buffer, 0)
+    }
+
+    /// One that holds so many octets, of which TCP has none.
+    #[inline]
+    pub(crate) fn begun(buffer: B, length: usize) -> Open<B> {
+        Open { place: Place::New(buffer), length, pushed: 0 }
     }
 
     /// TCP's last record, if nothing of it was sent and it holds FPDUs. Markers would have to be counted from the beginning
@@ -75,15 +81,6 @@ impl<B: Buffer> Open<B> {
     #[inline]
     pub(crate) fn is_new(&self) -> bool {
         matches!(self.place, Place::New(_))
-    }
-
-    /// Its buffer, if TCP does not know that.
-    #[inline]
-    pub(crate) fn into_new(self) -> Option<B> {
-        match self.place {
-            Place::New(buffer) => Some(buffer),
-            Place::Tail(_) => None,
-        }
     }
 
     /// Octets that it holds and TCP does not have.

@@ -97,6 +97,14 @@ impl QueuePair {
         }
     }
 
+    /// Publishes the completion of a receive.
+    #[inline]
+    pub(crate) fn complete_receive(&mut self, lanes: &mut Lanes, completion: Completion) {
+        if !lanes.push(self.receive_completions, completion) {
+            self.overflowed = Some(self.receive_completions);
+        }
+    }
+
     /// What is left of it for the application.
     pub(crate) fn abandon(self) -> Abandoned {
         let (send_queue, receive_queue) = (self.send.into_ring(), self.receive.into_ring());

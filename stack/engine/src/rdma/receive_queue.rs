@@ -75,6 +75,24 @@ impl ReceiveQueue {
         true
     }
 
+    /// Whether a message is open in an element.
+    #[inline]
+    pub(crate) fn is_begun(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// As [`ReceiveQueue::begin`], unless elements come from a shared queue, where one cannot be put back.
+    #[inline]
+    pub(crate) fn begin_own(&mut self, number: u32) -> bool {
+        self.shared.is_none() && self.begin(number)
+    }
+
+    /// Takes back [`ReceiveQueue::begin_own`].
+    #[cold]
+    pub(crate) fn put_back(&mut self) {
+        self.current = None;
+    }
+
     fn begin_shared(&mut self, number: u32) -> bool {
         let Some(shared) = &self.shared else { return false };
         match shared.take(number) {

@@ -142,6 +142,17 @@ impl SendQueue {
         entry_of(&self.ring, self.begun, element, index)
     }
 
+    /// The piece of registered memory that holds octets `offset .. offset + length` of the current element's message, if they
+    /// lie in the entry that the last [`SendQueue::gather`] has come to.
+    #[inline]
+    pub(crate) fn piece(&self, offset: u32, length: u32) -> Option<Sge> {
+        let current = self.current.as_ref()?;
+        let entry = entry_of(&self.ring, self.begun, &current.element, current.entry)?;
+        let skip = offset - current.before;
+        let is_inside = skip <= entry.length && length <= entry.length - skip;
+        is_inside.then_some(Sge { stag: entry.stag, length, offset: entry.offset.wrapping_add(u64::from(skip)) })
+    }
+
     /// Calls `take` with the pieces of registered memory that hold octets `offset .. offset + length` of the current
     /// element's message, in order. Pieces are asked for with rising offsets.
     #[inline]

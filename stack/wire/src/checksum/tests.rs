@@ -19,6 +19,11 @@ proptest! {
     }
 
     #[test]
+    fn a_wide_sum_folds_as_its_octets_do(total in prop_oneof![any::<u64>(), (0..=u64::MAX / 0xffff).prop_map(|n| n * 0xffff)]) {
+        prop_assert_eq!(fold_wide(total), by_definition(&total.to_be_bytes()));
+    }
+
+    #[test]
     fn pieces_join_at_any_octet(
         octets in prop::collection::vec(any::<u8>(), 0..200),
         cuts in prop::collection::vec(0usize..200, 0..5),
