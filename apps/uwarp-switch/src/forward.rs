@@ -89,13 +89,13 @@ impl<P: Port> Forwarder<P> {
 
     /// Gives a reserved TCP port back. What the client sent from it before goes on.
     pub fn release(&mut self, client: ClientId, port: u16) {
-        self.drain(client);
+        self.deliver(client);
         self.switch.release(client, port);
     }
 
     /// A client is gone: frees all that it held, has its peers notice, and gives its port back. What it sent before goes on.
     pub fn detach(&mut self, client: ClientId) -> Option<P> {
-        self.drain(client);
+        self.deliver(client);
         let port = self.ports[client.place()].take();
         for Probe { to, frame } in self.switch.leave(client) {
             self.send(to, &frame);
@@ -113,7 +113,7 @@ impl<P: Port> Forwarder<P> {
     }
 
     /// Delivers what waits from a client, at most a ring of it.
-    fn drain(&mut self, client: ClientId) {
+    pub fn deliver(&mut self, client: ClientId) {
         for _ in 0..LONGEST_RING / BURST {
             if self.take_burst(client) == 0 {
                 break;

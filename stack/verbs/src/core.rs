@@ -278,6 +278,13 @@ impl Core {
         self.switch.get().map(|link| link.reserve(port)).transpose()
     }
 
+    /// Waits until a switch has delivered the frames that the engines gave to the device.
+    pub(crate) fn deliver(&self) {
+        if let Some(link) = self.switch.get() {
+            link.deliver();
+        }
+    }
+
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
         if let Some(link) = self.switch.get() {
             link.check()?;

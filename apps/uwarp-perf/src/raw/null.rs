@@ -39,10 +39,13 @@ pub fn place(packet: &Mbuf, header: Header, geometry: Geometry, target: &mut [u8
     let places = geometry.payload(header.index);
     let frame = packet.data();
     let end = HEADER + CHECKS + places.len();
-    let (Some(checks), Some(payload)) = (frame[HEADER..].first_chunk::<CHECKS>(), frame.get(HEADER + CHECKS..end)) else {
+    let (Some(checks), Some(payload)) = (frame[HEADER..].first_chunk::<CHECKS>(), frame.get(HEADER + CHECKS..end))
+    else {
         bail!("frame {} of message {} is in pieces or too short", header.index, header.message);
     };
-    let Some(target) = target.get_mut(places) else { bail!("message {} has no frame {}", header.message, header.index) };
+    let Some(target) = target.get_mut(places) else {
+        bail!("message {} has no frame {}", header.message, header.index)
+    };
     let [c0, c1, c2, c3, s0, s1, s2, s3] = *checks;
     let sum = reduced(kernels::checksum_sum(payload));
     let crc = kernels::crc32c_update(0, payload);

@@ -268,6 +268,12 @@ impl Control {
             Request::Offer { .. } => Answer::Offer(self.offer.clone()),
             Request::Join { program, .. } => return self.join(index, program),
             Request::Reserve { port } => self.reserve(index, port)?,
+            Request::Deliver => {
+                if let Some(client) = &self.connections[index].client {
+                    self.pump.deliver(client.id)?;
+                }
+                Answer::Delivered
+            }
             Request::Release { port } => {
                 if let Some(client) = &self.connections[index].client {
                     self.pump.release(client.id, port)?;

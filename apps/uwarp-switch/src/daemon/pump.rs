@@ -32,6 +32,7 @@ enum Command {
     Detach { client: ClientId, reply: Sender<()> },
     Reserve { client: ClientId, port: u16, reply: Sender<Result<u16, ReserveError>> },
     Release { client: ClientId, port: u16, reply: Sender<()> },
+    Deliver { client: ClientId, reply: Sender<()> },
     Link { is_up: bool, reply: Sender<()> },
     View { client: ClientId, reply: Sender<View> },
 }
@@ -106,6 +107,11 @@ impl Pump {
     /// Reserves a port.
     pub(super) fn reserve(&self, client: ClientId, port: u16) -> anyhow::Result<Result<u16, ReserveError>> {
         self.ask(|reply| Command::Reserve { client, port, reply })
+    }
+
+    /// Delivers what waits from a client.
+    pub(super) fn deliver(&self, client: ClientId) -> anyhow::Result<()> {
+        self.ask(|reply| Command::Deliver { client, reply })
     }
 
     /// Gives a port back.
@@ -207,6 +213,10 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, users: usize
         }
         Command::Reserve { client, port, reply } => {
             let _ = reply.send(forwarder.switch_mut().reserve(client, port));
+        }
+        Command::Deliver { client, reply } => {
+            forwarder.deliver(client);
+            let _ = reply.send(());
         }
         Command::Release { client, port, reply } => {
             forwarder.release(client, port);

@@ -134,6 +134,9 @@ fn a_client_that_is_gone_is_reset_at_its_peers() {
 fn what_was_sent_before_a_port_is_given_back_or_its_client_leaves_goes_on() {
     let (mut forwarder, mut ends) = rig(2, true);
     let (zero, one) = (ends[0].1, ends[1].1);
+    assert!(send(&mut ends[1].0, 1, (one, zero), 4));
+    forwarder.deliver(client(1));
+    assert_eq!(receive(&mut ends[0].0), [4]);
     assert_eq!(forwarder.switch_mut().reserve(client(1), 7471), Ok(7471));
     assert!(send(&mut ends[1].0, 1, (7471, zero), 5));
     forwarder.release(client(1), 7471);

@@ -63,8 +63,9 @@ impl QueuePairControl {
     }
 
     /// Ends the queue pair at once: its connection is reset, or closed if the peer has acknowledged all that was sent. The
-    /// context does not linger for it, and nothing of it completes any more. When this returns, its engine has forgotten it. (By another thread than that of an inline context, the engine
-    /// forgets it when it turns next.)
+    /// context does not linger for it, and nothing of it completes any more. When this returns, its engine has forgotten it, its
+    /// last frames are with the device, and a switch has delivered them: the process may end at once. (By another thread than
+    /// that of an inline context, the engine forgets it when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;
         if self.unbound.is_some() {
@@ -74,7 +75,10 @@ impl QueuePairControl {
         self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
         // An engine that does not answer in time forgets it later. The number rests as that of any other.
         let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(DESTROY_LIMIT)) {
-            Ok(_) => self.unread(),
+            Ok(_) => {
+                self.shared.deliver();
+                self.unread()
+            }
             Err(_) => Stage::Abandoned { abandoned },
         };
         self.shared.linger(self.lingering(stage));

@@ -245,6 +245,14 @@ impl Link {
         }
     }
 
+    /// Returns when the switch has delivered what the context's device had from the engine; at once if there is no switch any more.
+    pub(crate) fn deliver(&self) {
+        let _one_at_a_time = lock(&self.asking);
+        if self.state.load(Ordering::Acquire) == OPEN {
+            let _ = ask(&self.path, &self.socket, &Request::Deliver);
+        }
+    }
+
     /// Leaves the switch.
     pub(crate) fn close(&self) {
         let _ = self.state.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Acquire);

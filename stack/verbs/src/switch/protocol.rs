@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Version of these messages. A switch serves clients of its own version only.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Most octets of a message.
 pub const LONGEST: usize = 64 << 10;
 
@@ -48,6 +48,8 @@ pub enum Request {
         /// The port.
         port: u16,
     },
+    /// Delivers what the client's device holds. A program that ends at once loses what the switch has not taken.
+    Deliver,
     /// The clients and their counters.
     Status {
         /// [`VERSION`].
@@ -70,6 +72,8 @@ pub enum Answer {
     },
     /// To [`Request::Release`].
     Released,
+    /// To [`Request::Deliver`].
+    Delivered,
     /// To [`Request::Status`].
     Status(Status),
     /// The request is not granted.
