@@ -86,9 +86,10 @@ impl Running {
         self.child.id()
     }
 
-    /// SIGKILL.
+    /// SIGKILL, and its end.
     pub fn kill(&mut self) {
         self.child.kill().expect("it is our child");
+        self.child.wait().expect("it ends");
     }
 
     /// What it has printed so far.
@@ -304,6 +305,18 @@ impl Host {
             std::thread::sleep(Duration::from_millis(20));
         }
         server
+    }
+
+    /// Waits until the switch knows that nobody listens any more.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn await_free_ports(&self) {
+        let start = Instant::now();
+        while !self.listening().is_empty() {
+            assert!(start.elapsed() < LIMIT, "somebody listens on {:?}", self.listening());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The ports that the switch's programs listen on.
