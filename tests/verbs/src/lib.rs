@@ -106,13 +106,22 @@ impl Running {
     /// # Panics
     /// If that takes too long.
     #[track_caller]
-    pub fn wait(mut self) -> Ended {
+    pub fn wait(self) -> Ended {
+        self.wait_within(LIMIT)
+    }
+
+    /// Waits until it ends, for a program that may take longer than others.
+    ///
+    /// # Panics
+    /// If it takes longer than `limit`.
+    #[track_caller]
+    pub fn wait_within(mut self, limit: Duration) -> Ended {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("it is our child") {
                 return Ended { status, output: self.printed() };
             }
-            if start.elapsed() > LIMIT {
+            if start.elapsed() > limit {
                 let printed = self.printed();
                 panic!("{} does not end:\n{printed}", self.what);
             }

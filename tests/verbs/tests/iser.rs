@@ -22,6 +22,8 @@ const INITIATORS: [&str; 4] = [
     "iqn.2026-01.example:chunks",
 ];
 
+/// How long a program of libiscsi's may take. Some suites send a thousand commands, each when the one before is answered.
+const LIMIT: Duration = Duration::from_secs(240);
 /// What libiscsi says over iSER if nothing completes for a second, such as on a machine that has other things to do.
 const TOO_SLOW: &str = "revents is not POLLIN";
 /// How often a suite is begun again for that.
@@ -71,7 +73,7 @@ impl<'a> Target<'a> {
 
     /// Runs a program of libiscsi's.
     fn run(&self, words: &[&str]) -> Ended {
-        self.host.start_with(&VARIABLES, words).wait()
+        self.host.start_with(&VARIABLES, words).wait_within(LIMIT)
     }
 }
 
