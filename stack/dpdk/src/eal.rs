@@ -286,10 +286,12 @@ fn start_here(words: &[String], verbose: bool) -> Result<Result<(), String>, Str
     // EAL keeps pointers to its arguments and reorders them, so they are never freed.
     let arguments: &'static mut [*mut c_char] = Vec::leak(owned);
     let count = i32::try_from(arguments.len()).map_err(|_| "too many arguments".to_owned())?;
+    let others = signal::memory_files();
     // SAFETY: the arguments are leaked, so they stay valid.
     if unsafe { sys::rte_eal_init(count, arguments.as_mut_ptr()) } < 0 {
         return Err(mark.reason(&error_text(last_error())));
     }
+    signal::keep_memory_from_children(&others);
     // EAL creates a directory for run-time files even if there are none. Remove it if it is empty. SAFETY: returns a
     // static string.
     let directory = unsafe { CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };

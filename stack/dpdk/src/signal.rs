@@ -1,6 +1,7 @@
 //! Keeps devices from interfering with the application: no device interrupts its system calls by signals, and programs
-//! that it starts inherit no tap descriptors.
+//! that it starts inherit neither tap descriptors nor DPDK's memory.
 
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -94,6 +95,24 @@ pub(crate) fn keep_from_children(interface: &str) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The files in memory that this process has open.
+pub(crate) fn memory_files() -> BTreeSet<c_int> {
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let in_memory = entries.filter(|entry| {
+        fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:"))
+    });
+    in_memory.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Keeps DPDK's memory from programs that this process starts: they would inherit the files, and the memory would last as long as
+/// any of them. `others` are the files in memory from before DPDK started.
+pub(crate) fn keep_memory_from_children(others: &BTreeSet<c_int>) {
+    for descriptor in memory_files().difference(others) {
+        // SAFETY: sets a flag; no pointers. It fails only if the descriptor is closed by now.
+        unsafe { libc::fcntl(*descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
 }
 
 /// Directs the signals of this process's tap devices to a thread that does nothing else.

@@ -30,6 +30,20 @@ fn eal_starts_once() {
 }
 
 #[test]
+fn a_program_that_this_process_starts_does_not_inherit_dpdks_memory() {
+    let _eal = eal();
+    let in_memory = |list: &str| list.lines().filter(|line| line.contains("/memfd:")).count();
+    let own: Vec<String> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| Some(std::fs::read_link(entry.ok()?.path()).ok()?.display().to_string()))
+        .collect();
+    assert!(in_memory(&own.join("\n")) > 0, "{own:?}");
+    let output = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+    let inherited = String::from_utf8(output.stdout).unwrap();
+    assert!(inherited.contains("-> pipe:") && in_memory(&inherited) == 0, "{inherited}");
+}
+
+#[test]
 fn eal_leaves_the_callers_affinity_alone() {
     let mut one = rustix::thread::CpuSet::new();
     let before = rustix::thread::sched_getaffinity(None).unwrap();
