@@ -16,8 +16,8 @@ use crate::programs::{RawC, UwarpBench, UwarpPerf, UwarpRpc};
 use crate::record::{About, Figures, Key, Quantity, Run};
 use crate::{page, table};
 
-/// How long `--quick` may take. A round begins only if it will probably end before.
-const QUICK: Duration = Duration::from_secs(170);
+/// How long `--quick` may take, less one part. A round begins only if it will probably end before.
+const QUICK: Duration = Duration::from_secs(165);
 
 /// What to compare, and how often.
 #[derive(Args)]
@@ -114,11 +114,11 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     };
 
     let mut run = Run { about, devices: devices.iter().map(|device| (device.clone(), Figures::default())).collect() };
-    let begun = Instant::now();
+    let end = options.quick.then(|| Instant::now() + QUICK);
     let mut completed = 0;
     let mut longest = Duration::ZERO;
     while completed < rounds {
-        if options.quick && begun.elapsed() + longest > QUICK {
+        if end.is_some_and(|end| Instant::now() + longest > end) {
             run.about.left_out.push(format!("{} of {rounds} rounds, for want of time", rounds - completed));
             break;
         }
@@ -127,15 +127,18 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         for device in &devices {
             eprintln!("{device}: round {completed} of {rounds}");
             let figures = run.devices.entry(device.clone()).or_default();
-            let mut parts = Parts::new(figures, completed, common.pair(), duration);
+            let mut parts = Parts::new(figures, completed, common.pair(), duration).until(end);
             match &peers {
                 Peers::Calls(rpc) => measure_calls(&mut parts, device, &perf, rpc)?,
                 Peers::Operations(operations) => operations.measure(&mut parts, device, &perf)?,
             }
+            if parts.is_over() {
+                run.about.left_out.push(format!("the last parts of round {completed} over {device}, for want of time"));
+            }
         }
         longest = longest.max(start.elapsed());
     }
-    run.about.rounds = format!("{completed} rounds, parts of {} ms", duration.as_millis());
+    run.about.rounds = format!("rounds: {completed}, parts of {} ms", duration.as_millis());
     common.publish(&run)
 }
 
@@ -196,7 +199,8 @@ const SINGLE: &[(&str, &str, u64, &[&str])] = &[
     (RAW, "raw-bandwidth", 1460, &[]),
     (STREAM, "stream-latency", 64, &[]),
     (STREAM, "stream-bandwidth", 1 << 16, &[]),
-    ("Write, MTU 9000", "write-bandwidth", 1 << 16, &["--depth", "64", "--mtu", "9000"]),
+    (NULL_PROTOCOL_9000, "null-bandwidth", 1 << 16, &["--mtu", "9000"]),
+    (WRITE_9000, "write-bandwidth", 1 << 16, &["--depth", "64", "--mtu", "9000"]),
     (WRITE, "write-rate", 64, &["--depth", "64"]),
 ];
 
@@ -238,14 +242,26 @@ impl Operations {
             None => eprintln!("{device}: the C program does not know this device"),
         }
         for (what, test, size, more) in SINGLE {
+            if parts.is_over() {
+                return Ok(());
+            }
             parts.uwarp(perf, device, what, test, *size, more)?;
         }
         // What is compared is close in time: all of one size, one after another.
         for &size in self.sweeps.latency {
+            if parts.is_over() {
+                return Ok(());
+            }
             parts.uwarp(perf, device, WRITE, "write-latency", size, &[])?;
             self.peers_latency(parts, size)?;
         }
         for &size in self.sweeps.bandwidth {
+            if parts.is_over() {
+                return Ok(());
+            }
+            if size == 1 << 16 {
+                parts.uwarp(perf, device, NULL_PROTOCOL, "null-bandwidth", size, &[])?;
+            }
             parts.uwarp(perf, device, WRITE, "write-bandwidth", size, &["--depth", "64"])?;
             self.peers_bandwidth(parts, size)?;
         }
@@ -296,12 +312,18 @@ impl Operations {
     fn queue_pairs(&self, parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf) -> anyhow::Result<()> {
         let key = |what: &str, queue_pairs| Key { queue_pairs, ..Key::new(what, Quantity::Cost, 64) };
         for &queue_pairs in self.sweeps.queue_pairs {
+            if parts.is_over() {
+                return Ok(());
+            }
             let count = queue_pairs.to_string();
             let flags = parts.flags(&["--depth", "32", "--qps", &count]);
             let rate = perf.pair("write-rate", device, 64, &flags, parts.duration)?.mops.context("no rate")?;
             parts.add(&[(key("Write, depth 32", queue_pairs), 1e3 / rate)])?;
         }
         for &queue_pairs in self.sweeps.in_process {
+            if parts.is_over() {
+                return Ok(());
+            }
             let each = self.bench.in_process("write-stream", queue_pairs, parts.cpus.0)?;
             parts.add(&[(key("Write in process, bursts of 32", queue_pairs), each)])?;
         }

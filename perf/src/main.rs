@@ -1,5 +1,5 @@
-//! Side-by-side measurements: uwarp, the raw device under it, a C program on the same device, the kernel's TCP, libfabric
-//! and UCX, interleaved in one run so that every figure has a limit and a peer beside it.
+//! Side-by-side measurements: uwarp, the raw device under it, a C program on the same device, the kernel's TCP,
+//! libfabric and UCX, interleaved in one run so that every figure has a limit and a peer beside it.
 #![forbid(unsafe_code)]
 
 mod compare;
@@ -17,6 +17,7 @@ mod table;
 mod verbs;
 mod wake;
 
+use anyhow::ensure;
 use clap::{Parser, Subcommand};
 
 /// Measures uwarp beside its limit and its peers.
@@ -41,9 +42,9 @@ Examples:
 
 #[derive(Subcommand)]
 enum Command {
-    /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, kernel TCP, libfabric and UCX, in turn A B A B
+    /// Round trips and bandwidth of uwarp, the raw device, C on the raw device, kernel TCP, libfabric and UCX, in turn
     Compare(compare::Options),
-    /// Unmodified RDMA programs on uwarp's libraries beside uwarp's own tools, libfabric and UCX over TCP, and kernel TCP
+    /// Stock RDMA programs on uwarp's libraries beside uwarp's own tools, libfabric and UCX over TCP, and kernel TCP
     Verbs(verbs::Options),
     /// Both ends in one thread, connected in memory: the cost of the stack itself
     InProcess(in_process::Options),
@@ -62,12 +63,15 @@ fn main() -> anyhow::Result<()> {
         // They remove their network namespaces before they end.
         uwarp_app::signals::install()?;
     }
-    match command {
+    let outcome = match command {
         Command::Compare(options) => compare::run(&options),
         Command::Verbs(options) => verbs::run(&options),
         Command::InProcess(options) => in_process::run(&options),
         Command::Instructions(options) => instructions::count(&options),
         Command::Wake(options) => wake::run(&options),
         Command::KernelPeer(options) => kernel::run(&options),
-    }
+    };
+    // The signal has ended the measured programs, too, and how they failed is of no interest.
+    ensure!(!uwarp_app::signals::interrupted(), "interrupted");
+    outcome
 }

@@ -1,6 +1,6 @@
 //! The parts of a round: each measures one thing, with a look at the machine between every two of them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use uwarp_app::pair::Latency;
@@ -17,8 +17,14 @@ pub mod names {
     pub const RAW_C: &str = "raw device, in C";
     /// `uwarp-perf raw-*`.
     pub const RAW: &str = "raw device";
+    /// `uwarp-perf null-bandwidth`: what every octet costs any stack.
+    pub const NULL_PROTOCOL: &str = "null protocol";
+    /// The same in frames of 9000 octets.
+    pub const NULL_PROTOCOL_9000: &str = "null protocol, MTU 9000";
     /// RDMA Writes.
     pub const WRITE: &str = "Write";
+    /// The same in packets of 9000 octets.
+    pub const WRITE_9000: &str = "Write, MTU 9000";
     /// Sends.
     pub const SEND: &str = "Send";
     /// RDMA Reads.
@@ -65,13 +71,25 @@ pub struct Parts<'a> {
     pub cpus: (usize, usize),
     /// Length of one part.
     pub duration: Duration,
+    /// When the run has to end, if it has to.
+    end: Option<Instant>,
     before: Look,
 }
 
 impl<'a> Parts<'a> {
     /// Begins a round.
     pub fn new(figures: &'a mut Figures, round: u32, cpus: (usize, usize), duration: Duration) -> Self {
-        Self { figures, round, cpus, duration, before: look(cpus) }
+        Self { figures, round, cpus, duration, end: None, before: look(cpus) }
+    }
+
+    /// The same in a run that has to end.
+    pub fn until(self, end: Option<Instant>) -> Self {
+        Self { end, ..self }
+    }
+
+    /// Whether the time for the run is over, so that no further part may begin.
+    pub fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| Instant::now() > end)
     }
 
     /// The flags of one of uwarp's tools: its CPUs, and `more`.

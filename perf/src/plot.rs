@@ -51,7 +51,7 @@ impl Axis {
     fn name(self) -> &'static str {
         match self {
             Self::Size => "message",
-            Self::Percentile => "percentile",
+            Self::Percentile => "percentile, from the median on the left",
             Self::QueuePairs => "queue pairs",
         }
     }

@@ -32,7 +32,8 @@ fn text(run: &Run) -> String {
     for (device, figures) in &run.devices {
         if let Limit::Dishonest(ratio) = limit(figures, machine) {
             text += &format!(
-                "{device}: no ratio to the raw device, because uwarp-perf's is {ratio:.2} × the C program's, more than {HONEST}\n"
+                "{device}: no ratio to the raw device, because uwarp-perf's is {ratio:.2} × the C program's, more than \
+                 {HONEST}\n"
             );
         }
     }
@@ -170,6 +171,9 @@ fn same_quantity(raw: Option<&'static str>) -> Vec<(&'static str, &'static str, 
             (WRITE, UCX_PUT, LatencyP50, 64),
             (WRITE, LIBFABRIC_TCP, LatencyMean, 64),
             (SEND, LIBFABRIC_RXM, LatencyMean, 64),
+            (WRITE, NULL_PROTOCOL, Bandwidth, 1 << 16),
+            (WRITE_9000, NULL_PROTOCOL_9000, Bandwidth, 1 << 16),
+            (STREAM, NULL_PROTOCOL, Bandwidth, 1 << 16),
             (WRITE, KERNEL_BLOCKING, Bandwidth, 1 << 16),
             (STREAM, KERNEL_BLOCKING, Bandwidth, 1 << 16),
             (WRITE, UCX_TAG, Bandwidth, 1 << 16),

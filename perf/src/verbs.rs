@@ -62,7 +62,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let with_write_latency = about.cpus >= CPUS_OF_WRITE_LATENCY;
     if !with_write_latency {
         let reason = format!(
-            "ib_write_lat: it polls memory beside an engine thread at each end and needs {CPUS_OF_WRITE_LATENCY} CPUs; there are {}",
+            "ib_write_lat: it polls memory beside an engine thread at each end and needs {CPUS_OF_WRITE_LATENCY} CPUs; \
+             there are {}",
             about.cpus
         );
         eprintln!("left out: {reason}");
@@ -79,7 +80,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let mut parts = Parts::new(&mut figures, round, common.pair(), duration);
         measure(&mut parts, &perf, &place, &drop_in, with_write_latency)?;
     }
-    about.rounds = format!("{rounds} rounds, parts of {} ms", duration.as_millis());
+    about.rounds = format!("rounds: {rounds}, parts of {} ms", duration.as_millis());
     let devices = [(DEVICE.to_owned(), figures)].into();
     common.publish(&Run { about, devices })
 }
