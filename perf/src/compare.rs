@@ -45,10 +45,10 @@ pub struct Options {
 #[derive(Args)]
 pub struct Common {
     /// Rounds of A B A B; medians are over the parts during which the CPUs had their usual distance and did not share
-    /// their cores [default: 15]
+    /// their cores [default: 15; verbs 9; with --quick at most 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
-    /// Length of one part: the shorter, the less the machine changes in it [default: 300ms]
+    /// Length of one part: the shorter, the less the machine changes in it [default: 300ms; with --quick 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// CPUs of the two ends
