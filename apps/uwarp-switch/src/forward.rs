@@ -162,7 +162,7 @@ impl<P: Port> Forwarder<P> {
         PLACES - usize::from(!self.uplink.is_up)
     }
 
-    #[inline]
+    #[inline(always)]
     fn forward(&mut self, from: ClientId, mut frame: P::Buffer) {
         if frame.segment_count() != 1 {
             return self.switch.count_drops(from, DropReason::TooLong, 1);
@@ -181,15 +181,15 @@ impl<P: Port> Forwarder<P> {
                 if tcp_len != 0 && checksum == ChecksumStatus::Good {
                     if to == ClientId::UPLINK && !self.uplink.sums {
                         complete_checksum(octets, ip_len);
-                        return self.queue(to, frame);
+                    } else {
+                        frame.set_transmit_checksums(TransmitChecksums {
+                            tcp: true,
+                            link_length: ethernet::HEADER_LEN as u8,
+                            ip_length: ip_len.into(),
+                            tcp_length: tcp_len,
+                            ..TransmitChecksums::default()
+                        });
                     }
-                    frame.set_transmit_checksums(TransmitChecksums {
-                        tcp: true,
-                        link_length: ethernet::HEADER_LEN as u8,
-                        ip_length: ip_len.into(),
-                        tcp_length: tcp_len,
-                        ..TransmitChecksums::default()
-                    });
                 }
                 self.queue(to, frame);
             }
@@ -197,9 +197,9 @@ impl<P: Port> Forwarder<P> {
                 drop(frame);
                 self.answer(from);
             }
-            Verdict::Relay { to } => {
+            Verdict::Relay => {
                 drop(frame);
-                self.relay(to);
+                self.relay();
             }
             Verdict::Drop => {}
         }
@@ -220,7 +220,8 @@ impl<P: Port> Forwarder<P> {
     }
 
     #[cold]
-    fn relay(&mut self, places: u32) {
+    fn relay(&mut self) {
+        let places = self.switch.relayed_to();
         for to in ClientId::all_and_uplink().filter(|to| places & to.bit() != 0) {
             let mut octets = [0; 256];
             let frame = self.switch.answer_to(to);

@@ -62,6 +62,7 @@ pub(super) fn usual(start: &[u8; USUAL], length: usize) -> Option<u8> {
 }
 
 /// Computes the TCP checksum of a segment that [`parse`] has accepted: its sender has left that to its device.
+#[inline(never)]
 pub(crate) fn complete_checksum(frame: &mut [u8], ip_len: u8) {
     let tcp = ethernet::HEADER_LEN + usize::from(ip_len);
     let (end, sum) = if ip_len == IPV4_LEN {

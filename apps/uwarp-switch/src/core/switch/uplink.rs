@@ -181,7 +181,8 @@ impl Switch {
             return Err(DropReason::Destination);
         }
         uplink.asks(from, target);
-        Ok(Verdict::Relay { to: ClientId::UPLINK.bit() })
+        self.relayed_to = ClientId::UPLINK.bit();
+        Ok(Verdict::Relay)
     }
 
     /// The same by ARP. The caller has checked the sender.
@@ -325,7 +326,8 @@ impl Switch {
         if askers == 0 {
             return Err(DropReason::Unasked);
         }
-        Ok(if write(&mut self.reply) { Verdict::Relay { to: askers } } else { Verdict::Drop })
+        self.relayed_to = askers;
+        Ok(if write(&mut self.reply) { Verdict::Relay } else { Verdict::Drop })
     }
 
     fn receive_solicitation(&mut self, icmp: &Icmp6Frame<'_>, target: Ipv6Addr) -> Result<Verdict, DropReason> {

@@ -1,6 +1,7 @@
 //! Frames between clients and other hosts.
 
 use super::*;
+use crate::core::frame::{Kind, parse};
 
 /// The uplink's hardware address, and that of a host beyond it.
 const UPLINK: [u8; 6] = [2, 0x76, 0, 0, 0, 1];
@@ -241,17 +242,18 @@ fn strangers_cannot_fill_the_list_of_connections_of_others() {
 #[test]
 fn a_clients_question_goes_out_as_the_uplinks_and_the_answer_to_those_who_asked() {
     let mut switch = joined(3);
-    let relay = |to: u32| Verdict::Relay { to };
     let ask = |from: usize| arp(&ArpPacket::request(EthernetAddress(mac(client(from))), v4(V4), v4(HOST4)));
     for from in [0, 2, 2] {
-        assert_eq!(judge(&mut switch, from, ask(from)).0, relay(ClientId::UPLINK.bit()));
+        assert_eq!(judge(&mut switch, from, ask(from)).0, Verdict::Relay);
+        assert_eq!(switch.relayed_to(), ClientId::UPLINK.bit());
         let question = switch.answer_to(ClientId::UPLINK).to_vec();
         assert_eq!((&question[..6], &question[6..12]), (&[0xff; 6][..], &UPLINK[..]));
         let Ok(Frame::Arp(asked)) = classify(&question, question.len()) else { panic!("no ARP") };
         assert_eq!(asked.packet, ArpPacket::request(EthernetAddress(UPLINK), v4(V4), v4(HOST4)));
     }
     let reply = ArpPacket::request(EthernetAddress(UPLINK), v4(V4), v4(HOST4)).reply(EthernetAddress(HOST));
-    assert_eq!(arrive(&mut switch, arp(&reply)).0, relay(client(0).bit() | client(2).bit()));
+    assert_eq!(arrive(&mut switch, arp(&reply)).0, Verdict::Relay);
+    assert_eq!(switch.relayed_to(), client(0).bit() | client(2).bit());
     for to in [client(0), client(2)] {
         let answer = switch.answer_to(to).to_vec();
         assert_eq!((&answer[..6], &answer[6..12]), (&mac(to)[..], &HOST[..]));
@@ -269,9 +271,10 @@ fn a_clients_question_goes_out_as_the_uplinks_and_the_answer_to_those_who_asked(
         let other = Ipv4Addr::new(10, 0, 0, last);
         judge(&mut switch, 0, arp(&ArpPacket::request(EthernetAddress(mac(client(0))), v4(V4), other)));
     }
-    assert_eq!(arrive(&mut switch, arp(&reply)).0, relay(client(1).bit()));
+    assert_eq!(arrive(&mut switch, arp(&reply)).0, Verdict::Relay);
+    assert_eq!(switch.relayed_to(), client(1).bit());
     // A unicast poll stays one, and nobody asks the whole network by a group of its choice.
-    assert_eq!(judge(&mut switch, 0, destined(ask(0), HOST)).0, relay(ClientId::UPLINK.bit()));
+    assert_eq!(judge(&mut switch, 0, destined(ask(0), HOST)).0, Verdict::Relay);
     assert_eq!(switch.answer()[..6], HOST);
     judge(&mut switch, 0, destined(ask(0), [1, 0, 0x5e, 0, 0, 1]));
     assert_eq!(switch.answer()[..6], [0xff; 6]);
@@ -287,7 +290,7 @@ fn the_same_by_neighbor_discovery_from_a_shared_address() {
     for source in [V6, link_local] {
         let path = Path::new(own, ipv6::multicast_mac(group), source.into(), group.into());
         let (verdict, _) = judge(&mut switch, 0, discovery(&path, &question));
-        assert_eq!(verdict, Verdict::Relay { to: ClientId::UPLINK.bit() });
+        assert_eq!((verdict, switch.relayed_to()), (Verdict::Relay, ClientId::UPLINK.bit()));
         let asked = switch.answer().to_vec();
         let Ok(Frame::Icmp6(asked)) = classify(&asked, asked.len()) else { panic!("no ICMPv6") };
         assert_eq!((asked.route.source_mac.0, asked.route.source), (UPLINK, V6.into()));
@@ -306,7 +309,8 @@ fn the_same_by_neighbor_discovery_from_a_shared_address() {
     let mut far = discovery(&path, &answer);
     far[21] = 254;
     refused(&mut switch, far, Some(DropReason::Malformed));
-    assert_eq!(arrive(&mut switch, discovery(&path, &answer)).0, Verdict::Relay { to: client(0).bit() });
+    assert_eq!(arrive(&mut switch, discovery(&path, &answer)).0, Verdict::Relay);
+    assert_eq!(switch.relayed_to(), client(0).bit());
     let got = switch.answer_to(client(0)).to_vec();
     assert_eq!((&got[..6], &got[6..12]), (&mac(client(0))[..], &HOST[..]));
     let Ok(Frame::Icmp6(got)) = classify(&got, got.len()) else { panic!("no ICMPv6") };
@@ -410,4 +414,116 @@ fn without_a_link_new_connections_are_unreachable_and_others_wait() {
     dropped(&mut switch, 0, question, DropReason::LinkDown);
     switch.set_uplink(true);
     assert!(matches!(judge(&mut switch, 0, segment(TcpFlags::ACK)).0, Verdict::Forward { .. }));
+}
+
+/// Any frame of those that matter: a segment, ARP or Neighbor Discovery, right but for a few octets.
+fn any_frame(random: &mut fastrand::Rng, switch: &Switch) -> Vec<u8> {
+    let macs = [mac(client(0)), mac(client(1)), SWITCH, UPLINK, HOST, [0xff; 6]];
+    let mut any_mac = || macs[random.usize(..macs.len())];
+    let (from, to) = (any_mac(), any_mac());
+    let any_address = |random: &mut fastrand::Rng, is_v4: bool| match (is_v4, random.bool()) {
+        (true, true) => V4,
+        (true, false) => HOST4,
+        (false, true) => V6,
+        (false, false) => HOST6,
+    };
+    let is_v4 = random.bool();
+    let (source, destination) = (any_address(random, is_v4), any_address(random, is_v4));
+    let mut frame = match random.u8(..4) {
+        0 if is_v4 => {
+            let question = ArpPacket::request(EthernetAddress(from), v4(source), v4(destination));
+            arp(&if random.bool() { question } else { question.reply(EthernetAddress(HOST)) })
+        }
+        0 => {
+            let target = v6(any_address(random, false));
+            let source_mac = Some(EthernetAddress(from));
+            let message = if random.bool() {
+                Icmp6Message::NeighbourSolicitation { target, source_mac, nonce: None }
+            } else {
+                let (router, solicited, overrides) = (false, true, true);
+                Icmp6Message::NeighbourAdvertisement { router, solicited, overrides, target, target_mac: source_mac }
+            };
+            let path = Path::new(EthernetAddress(from), EthernetAddress(to), source.into(), destination.into());
+            discovery(&path, &message)
+        }
+        _ => {
+            let any_port = |random: &mut fastrand::Rng| match random.u8(..4) {
+                0 => 7471,
+                1 => 9,
+                place => first_port(switch, usize::from(place) - 2),
+            };
+            let ports = (any_port(random), any_port(random));
+            let flags = TcpFlags::from_bits(random.u16(..));
+            Segment { mac: from, source, destination, ports, flags, payload: random.usize(..40) }.build()
+        }
+    };
+    if random.bool() {
+        frame[..6].copy_from_slice(&to);
+    }
+    if random.u8(..4) == 0 {
+        let at = random.usize(..frame.len());
+        frame[at] = random.u8(..);
+    }
+    frame
+}
+
+#[test]
+fn nothing_passes_the_uplink_in_anothers_name_whatever_comes() {
+    let [mut out, mut within, mut relayed, mut answered] = [0; 4];
+    for seed in 0..200 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut switch = joined(2);
+        switch.reserve(client(1), 7471).unwrap();
+        for _ in 0..300 {
+            let from = if random.bool() { ClientId::UPLINK } else { client(random.usize(..2)) };
+            let mut frame = any_frame(&mut random, &switch);
+            let before = frame.clone();
+            let verdict = switch.judge(from, &mut frame);
+            // Checksums are for the receiver to verify.
+            let segment = match parse(&before) {
+                Ok(Kind::Tcp(segment)) => Some(segment),
+                _ => None,
+            };
+            match verdict {
+                Verdict::Forward { to: ClientId::UPLINK, .. } => {
+                    out += 1;
+                    let segment = segment.expect("only segments leave, where nobody pings");
+                    assert_eq!((&before[6..12], &frame[6..12]), (&mac(from)[..], &UPLINK[..]));
+                    assert!(frame[0] & 1 == 0 && frame[..6] == before[..6]);
+                    assert_eq!(switch.ports().owner(segment.source_port), Some(from));
+                    assert!([V4.into(), V6.into()].contains(&segment.source));
+                }
+                Verdict::Forward { to, .. } if from == ClientId::UPLINK => {
+                    within += 1;
+                    let segment = segment.expect("no ICMP errors are made");
+                    assert_eq!((&before[..6], &frame[..6]), (&UPLINK[..], &mac(to)[..]));
+                    assert_eq!(switch.ports().owner(segment.destination_port), Some(to));
+                    assert!(![V4.into(), V6.into()].contains(&segment.source));
+                    assert_eq!(frame[6..], before[6..]);
+                }
+                Verdict::Forward { .. } => {}
+                Verdict::Relay => {
+                    relayed += 1;
+                    let to = switch.relayed_to();
+                    assert_eq!(to == ClientId::UPLINK.bit(), from != ClientId::UPLINK);
+                    for place in ClientId::all_and_uplink().filter(|place| to & place.bit() != 0) {
+                        let made = switch.answer_to(place).to_vec();
+                        assert!(classify(&made, made.len()).is_ok());
+                        assert!(from == ClientId::UPLINK || made[6..12] == UPLINK);
+                    }
+                    assert_eq!(frame, before);
+                }
+                Verdict::Answer => {
+                    answered += 1;
+                    let made = switch.answer().to_vec();
+                    assert!(classify(&made, made.len()).is_ok());
+                    assert_eq!(made[6..12], if from == ClientId::UPLINK { UPLINK } else { SWITCH });
+                    assert_eq!(frame, before);
+                }
+                Verdict::Drop => assert_eq!(frame, before),
+            }
+        }
+    }
+    // Otherwise nothing was tried.
+    assert!(out > 100 && within > 100 && relayed > 100 && answered > 100, "{out} {within} {relayed} {answered}");
 }
