@@ -1,0 +1,139 @@
+//! Debian's RDMA programs on uwarp's libibverbs and librdmacm, with the same programs on the Linux kernel's iWARP (siw, in a
+//! guest) at the other end, in both roles.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use uwarp_interop_tests::link::Link;
+use uwarp_interop_tests::siw::{self, GUEST, GUEST6, Guest};
+use uwarp_netns as netns;
+use uwarp_verbs_tests::libraries;
+
+/// The longest wait for a program: under emulation, beside other tests, it is slow.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// What clients of rping and of perftest say when they are refused, or reach nobody.
+const REFUSED: [&str; 3] = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE", "Unexpected CM event bl blka"];
+
+/// The address of programs on uwarp.
+const OWN: &str = "10.77.0.1";
+
+/// Whether a client of rping has said nothing but that. When all is done, it closes its event channel. The thread that waits there may
+/// find it closed, and end the process with an error before that ends without one.
+const DONE: &str = "{ grep -q \"rdma_get_cm_event: Bad file descriptor\" /tmp/out && \
+    ! grep -v -e \"rdma_get_cm_event: Bad file descriptor\" -e \"client DISCONNECT EVENT\" -e \"^$\" /tmp/out; }";
+
+/// The guest at the other end of a link. It boots when a program on uwarp has opened the device: qemu waits for that.
+struct Bed {
+    link: Link,
+    guest: Option<Guest>,
+}
+
+impl Bed {
+    fn new(link: Link) -> Bed {
+        Bed { link, guest: None }
+    }
+
+    /// A program on uwarp, with one of the link's configurations: `uwarp.toml`, or `uwarp6.toml` for IPv6.
+    fn program(&self, configuration: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env("LD_LIBRARY_PATH", libraries()).env("LD_BIND_NOW", "1");
+        command.env("UWARP_CONFIG", self.link.path(configuration)).env_remove("UWARP_SWITCH").stdin(Stdio::null());
+        siw::spare(&mut command);
+        command
+    }
+
+    /// A server on uwarp and its client in the guest, which names its address last; both have to succeed. If the client is refused,
+    /// both start again: the server may be about to listen, and perftest's listens for its second connection only after the first.
+    #[track_caller]
+    fn serve(&mut self, configuration: &str, server: &[&str], client: &str, address: &str) {
+        // From this address: until the guest has checked it for duplicates, it sends from its link-local one, and rping waits in vain.
+        let source = if address.contains(':') { format!("-I {GUEST6}") } else { String::new() };
+        let ping = format!("until ping -c 1 -W 1 {source} {address}; do usleep 50000; done");
+        let ping = format!("timeout {} sh -c '{ping}' >/dev/null 2>&1", LIMIT.as_secs());
+        let client = format!("timeout 100 {client} {address} >/tmp/out 2>&1 || {DONE}; s=$?; cat /tmp/out; exit $s");
+        for attempt in 1..=5 {
+            let mut server = self.program(configuration, server);
+            let mut server = server.stdout(Stdio::null()).spawn().expect("the program is installed");
+            let guest = self.guest.get_or_insert_with(|| self.link.guest());
+            guest.run(&ping).success();
+            let outcome = guest.run(&client);
+            let is_refused = REFUSED.iter().any(|word| outcome.output.contains(word));
+            let start = Instant::now();
+            while outcome.status == 0
+                && start.elapsed() < LIMIT
+                && server.try_wait().expect("it is our child").is_none()
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = server.kill();
+            let status = server.wait().expect("it is our child");
+            if outcome.status != 0 && is_refused && attempt < 5 {
+                eprintln!("{client} was refused, and is started again");
+                continue;
+            }
+            assert!(outcome.status == 0 && status.success(), "the server: {status:?}; its client: {outcome:?}");
+            return;
+        }
+    }
+
+    /// A server in the guest and its client on uwarp. If the client is refused, or reaches nobody because the guest's device connects
+    /// again with each program and needs its time, both start again.
+    #[track_caller]
+    fn connect(&mut self, configuration: &str, server: &str, client: &[&str]) {
+        let mut client = self.program(configuration, &[&["timeout", "60"], client].concat());
+        let guest = self.guest.as_mut().expect("a server on uwarp was first");
+        let listens = "timeout 60 sh -c 'until rdma resource show cm_id | grep -q LISTEN; do usleep 50000; done'";
+        for attempt in 1..=5 {
+            let job = guest.start(&format!("exec timeout {} {server}", LIMIT.as_secs()));
+            guest.run(listens).success();
+            let output = client.output().expect("the program is installed");
+            let said =
+                format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            if !output.status.success() {
+                let _ = guest.run("killall rping ib_write_bw");
+            }
+            let outcome = guest.finish(job);
+            if !output.status.success() && REFUSED.iter().any(|word| said.contains(word)) && attempt < 5 {
+                eprintln!("{client:?} was refused, and is started again");
+                continue;
+            }
+            assert!(output.status.success(), "{client:?}: {}: {said}; its server: {outcome:?}", output.status);
+            outcome.success();
+            return;
+        }
+    }
+}
+
+fn every_program(bed: &mut Bed) {
+    for size in ["64", "65535"] {
+        let server = ["rping", "-s", "-V", "-C", "30", "-S", size];
+        bed.serve("uwarp.toml", &server, &format!("rping -c -V -C 30 -S {size} -a"), OWN);
+        let client = ["rping", "-c", "-a", GUEST, "-V", "-C", "30", "-S", size];
+        bed.connect("uwarp.toml", &format!("rping -s -V -C 30 -S {size}"), &client);
+    }
+    let perftest = ["ib_write_bw", "-R", "-z", "-F", "-n", "200"];
+    bed.serve("uwarp.toml", &perftest, &perftest.join(" "), OWN);
+    bed.connect("uwarp.toml", &perftest.join(" "), &[&perftest[..], &[GUEST]].concat());
+}
+
+#[test]
+fn rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other() {
+    every_program(&mut Bed::new(Link::vhost(false)));
+}
+
+#[test]
+fn rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other_over_tap() {
+    netns::test_inside("rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other_over_tap", || {
+        every_program(&mut Bed::new(Link::tap()));
+    });
+}
+
+#[test]
+fn rping_on_uwarp_and_on_siw_understand_each_other_over_ipv6() {
+    let mut bed = Bed::new(Link::vhost(false));
+    let server = ["rping", "-s", "-a", "fd77::1", "-V", "-C", "30"];
+    bed.serve("uwarp6.toml", &server, "rping -c -V -C 30 -a", "fd77::1");
+    let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
+    bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
+}
