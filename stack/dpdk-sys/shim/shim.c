@@ -37,7 +37,7 @@ int uwarp_errno(void)
 	return rte_errno;
 }
 
-/* Before version 23.11 the af_packet driver reports its link as up, whatever happens to the interface. */
+/* The af_packet driver of DPDK 22.11 reports its link as up, whatever happens to the interface. */
 static int packet_interface_runs(uint16_t port)
 {
 	struct rte_eth_dev_info info;
