@@ -91,6 +91,7 @@ impl<P: Port> Core<P> {
     /// Second half of a turn: does the work.
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
+        self.connections.last_segment = None;
         self.connections.starved = false;
         self.link.transmit.free_known = 0;
         if !batch.is_empty() {

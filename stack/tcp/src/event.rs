@@ -59,6 +59,14 @@ pub struct UsualSegment {
     pub len: u32,
 }
 
+impl UsualSegment {
+    /// Whether the two differ in sequence number and length alone.
+    #[inline]
+    pub fn is_alike(&self, other: &UsualSegment) -> bool {
+        *self == UsualSegment { sequence: self.sequence, len: self.len, ..*other }
+    }
+}
+
 /// A held payload that now continues the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeldPayload {

@@ -160,6 +160,20 @@ impl Connection {
         Some(events)
     }
 
+    /// The segment behind the one that [`Connection::on_usual_segment`] has taken with the same `now`, if nothing else has
+    /// happened since and the two differ in sequence number and length alone. False: that function has to take it.
+    #[inline]
+    pub fn on_alike_segment(&mut self, now: Instant, segment: &UsualSegment) -> bool {
+        let next = self.receiver.next();
+        if segment.sequence != next.sequence() || segment.len == 0 || segment.len > self.receiver.window() {
+            return false;
+        }
+        self.traffic.segments_received += 1;
+        self.window_sequence = next;
+        self.receiver.advance_in_order(now, segment.len);
+        true
+    }
+
     #[inline]
     pub(crate) fn heard(&mut self, now: Instant) {
         self.last_received = now;

@@ -29,9 +29,14 @@ impl Connection {
     /// Whether [`Connection::poll_transmit`] has something to give. Cheap.
     #[inline]
     pub fn wants_transmit(&self, _now: Instant) -> bool {
-        if self.receiver.wants_ack() || self.pending.any() || self.ecn.owes() {
-            return true;
-        }
+        let owes = self.receiver.wants_ack() | self.pending.any() | self.ecn.owes();
+        // Most often everything was sent and nothing is lost.
+        let is_idle = self.queue.is_plain() && !self.closing && self.phase == Phase::Established;
+        owes || !is_idle && self.wants_segment()
+    }
+
+    /// Whether the queue has a segment that may leave.
+    fn wants_segment(&self) -> bool {
         match self.phase {
             Phase::SynSent | Phase::SynReceived { .. } => self.queue.segments().is_empty() || self.queue.lost() > 0,
             phase if phase.sends() => {
@@ -91,6 +96,8 @@ impl Connection {
         let usable = self.window_edge().octets_since(self.queue.next());
         if len > self.segment.min(usable)
             || self.nagle
+            // Another acknowledgment is owed, which is to count as sent: RFC 5681 §4.2 for a peer without SACK.
+            || self.receiver.wants_ack()
             || !self.recovery.is_plain()
             || segment.flags.contains(TcpFlags::CWR)
             || self.queue.in_flight().saturating_add(len) > self.congestion.window()

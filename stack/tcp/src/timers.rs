@@ -55,7 +55,7 @@ impl Timers {
 impl Connection {
     /// When to call [`Connection::on_deadline`]; `None` if only a segment or the owner can cause activity. It may be
     /// earlier than any visible effect.
-    #[inline]
+    #[inline(always)]
     pub fn deadline(&self) -> Option<Instant> {
         let mut earliest = self.timers.earliest().min(self.receiver.ack_at);
         if let Phase::TimeWait { until } | Phase::FinWait2 { until } = self.phase {

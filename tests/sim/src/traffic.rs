@@ -41,6 +41,8 @@ pub struct Plan {
     pub hot: bool,
     /// The hosts use IPv6.
     pub ipv6: bool,
+    /// TCP offers selective acknowledgments.
+    pub sack: bool,
     /// The tag of all frames.
     pub vlan: Option<u16>,
     /// Sends and Writes complete when they are acknowledged.
@@ -72,6 +74,7 @@ impl Default for Plan {
             recutting: middlebox(),
             hot: true,
             ipv6: false,
+            sack: true,
             vlan: None,
             complete_on_ack: false,
             outstanding: usize::MAX,
@@ -388,7 +391,7 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     let mut world = World::new(random.u64(..), plan.network);
     for number in 0..2 {
         world.add(plan.host, |config| {
-            (config.hot, config.vlan) = (plan.hot, plan.vlan);
+            (config.hot, config.vlan, config.tcp.sack) = (plan.hot, plan.vlan, plan.sack);
             if plan.ipv6 {
                 with_ipv6(number)(config);
             }

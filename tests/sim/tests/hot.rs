@@ -29,6 +29,7 @@ fn plan(seed: u64) -> Plan {
     plan.markers = [seed % 16 == 5, seed % 16 == 11];
     plan.ipv6 = seed % 7 == 2 || seed % 7 == 5;
     plan.vlan = (seed % 5 == 4).then_some(100);
+    plan.sack = seed % 11 != 6;
     plan
 }
 

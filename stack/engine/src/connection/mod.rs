@@ -137,7 +137,7 @@ impl Connection {
     }
 
     /// When the connection needs attention at the latest.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match (self.tcp.deadline(), self.phase.deadline()) {
             (Some(tcp), Some(own)) => Some(tcp.min(own)),

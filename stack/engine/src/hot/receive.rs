@@ -6,6 +6,7 @@ use uwarp_tcp::Events;
 use uwarp_wire::ddp::{TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::crc_from_octets;
 use uwarp_wire::rdmap::{Control, Opcode};
+use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::Connection;
@@ -13,6 +14,7 @@ use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::hot::segment::Predicted;
 use crate::link::port::{Buffer, Port};
+use crate::link::template::{Layout, PLAIN, TAGGED};
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Running;
@@ -23,34 +25,73 @@ impl<P: Port> Core<P> {
     #[inline]
     pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
         let Some(index) = self.connections.guess else { return false };
+        let connection = self.connections.table.get(index);
+        let Some(template) = connection.and_then(|connection| connection.template.as_ref()) else { return false };
+        if template.layout() == Layout::Ipv4 {
+            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, buffer);
+        }
+        let layout = template.layout();
+        self.receive_layout(turn, index, layout, buffer)
+    }
+
+    /// The same for the other layouts.
+    #[inline(never)]
+    fn receive_layout(&mut self, turn: &Turn<'_>, index: u32, layout: Layout, buffer: &P::Buffer) -> bool {
+        match layout {
+            Layout::Ipv4 => self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, buffer),
+            Layout::Ipv4Tagged => self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(turn, index, buffer),
+            Layout::Ipv6 => self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(turn, index, buffer),
+            Layout::Ipv6Tagged => self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(turn, index, buffer),
+        }
+    }
+
+    /// The same behind `LINK` octets of the link's header and `IP` of IP's.
+    #[inline(always)]
+    fn receive_behind<const LINK: usize, const IP: usize>(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        buffer: &P::Buffer,
+    ) -> bool {
         let Some(connection) = self.connections.table.get_mut(index) else { return false };
         let Connection { phase: Phase::Running(running), template: Some(template), gather, .. } = &*connection else {
             return false;
         };
-        let Some(predicted) = Predicted::of(buffer, template) else { return false };
+        let Some(predicted) = Predicted::of::<P::Buffer, LINK, IP>(buffer, template) else { return false };
         if running.receive_markers || !gather.is_empty() {
             return false;
         }
-        let Some(events) = connection.tcp.on_usual_segment(self.now, &predicted.segment) else { return false };
-        self.counters.hot_received += 1;
-        if events.contains(Events::OCTETS_ACKED) {
-            connection.acknowledged(&mut self.connections.records);
+        let segment = &predicted.segment;
+        let last = self.connections.last_segment.as_ref();
+        let is_alike = last.is_some_and(|(number, last)| *number == index && segment.is_alike(last));
+        if !is_alike || !connection.tcp.on_alike_segment(self.now, segment) {
+            let Some(events) = connection.tcp.on_usual_segment(self.now, segment) else { return false };
+            self.connections.last_segment = Some((index, *segment));
+            if events.contains(Events::OCTETS_ACKED) {
+                connection.acknowledged(&mut self.connections.records);
+            }
         }
+        self.counters.hot_received += 1;
         let mut octets = buffer.data().get(predicted.payload).unwrap_or(&[]);
         if let Phase::Running(running) = &mut connection.phase
             && let Some(number) = connection.queue_pair
             && let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number as usize)
             && !turn.has_transparent()
         {
-            while !octets.is_empty()
-                && let Some(length) = place_fpdu(turn, running, queue_pair, &mut self.rdma.lanes, octets)
-            {
-                self.counters.fpdus_received += 1;
-                octets = &octets[length..];
-                if queue_pair.overflowed.is_some() {
-                    self.fail_overflowed(turn, index, octets);
-                    return true;
+            while !octets.is_empty() {
+                let Some((fpdu, ulpdu)) = first_fpdu(octets) else { break };
+                if place_write(turn, running, queue_pair, fpdu, ulpdu).is_none() {
+                    if place_send(turn, running, queue_pair, &mut self.rdma.lanes, fpdu, ulpdu).is_none() {
+                        break;
+                    }
+                    if queue_pair.overflowed.is_some() {
+                        self.counters.fpdus_received += 1;
+                        self.fail_overflowed(turn, index, &octets[fpdu.len()..]);
+                        return true;
+                    }
                 }
+                self.counters.fpdus_received += 1;
+                octets = &octets[fpdu.len()..];
             }
         }
         if !octets.is_empty() {
@@ -65,10 +106,17 @@ impl<P: Port> Core<P> {
         true
     }
 
+    /// The general code may do anything.
+    #[inline]
+    pub(crate) fn leave_short_ways(&mut self) {
+        self.was_usual = false;
+        self.connections.last_segment = None;
+    }
+
     /// Octets of a predicted segment that are not usual.
     #[inline(never)]
     fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.was_usual = false;
+        self.leave_short_ways();
         let Some(mut connection) = self.connections.table.take(index) else { return };
         self.on_octets(turn, index, &mut connection, octets);
         self.settle_segment(index, connection, true);
@@ -77,7 +125,7 @@ impl<P: Port> Core<P> {
     /// The completion of an FPDU before `octets` did not fit.
     #[cold]
     fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.was_usual = false;
+        self.leave_short_ways();
         let Some(mut connection) = self.connections.table.take(index) else { return };
         let mut queue_pair = self.take_queue_pair(&connection);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
@@ -91,24 +139,24 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Places the first FPDU of `octets` if it is whole, faultless, and part of a Write or a usual Send; returns its length.
-/// Otherwise no state has changed.
+/// The first FPDU of `octets` if it is whole, and its ULPDU.
 #[inline(always)]
-fn place_fpdu(
+fn first_fpdu(octets: &[u8]) -> Option<(&[u8], &[u8])> {
+    let ulpdu_len = usize::from(u16::from_be_bytes(*octets.first_chunk()?));
+    let fpdu = octets.get(..fpdu_len(ulpdu_len))?;
+    Some((fpdu, fpdu.get(LENGTH_LEN..LENGTH_LEN + ulpdu_len)?))
+}
+
+/// Places an FPDU if it is faultless and part of a Write. Otherwise nothing has changed.
+#[inline(always)]
+fn place_write(
     turn: &Turn<'_>,
     running: &mut Running,
-    queue_pair: &mut QueuePair,
-    lanes: &mut Lanes,
-    octets: &[u8],
-) -> Option<usize> {
-    let ulpdu_len = usize::from(u16::from_be_bytes(*octets.first_chunk()?));
-    let length = fpdu_len(ulpdu_len);
-    let fpdu = octets.get(..length)?;
-    let ulpdu = fpdu.get(LENGTH_LEN..LENGTH_LEN + ulpdu_len)?;
-    let Some(header) = running.stream.usual_write(ulpdu) else {
-        place_send(turn, running, queue_pair, lanes, fpdu, ulpdu)?;
-        return Some(length);
-    };
+    queue_pair: &QueuePair,
+    fpdu: &[u8],
+    ulpdu: &[u8],
+) -> Option<()> {
+    let header = running.stream.usual_write(ulpdu)?;
     if running.crc && !is_intact(fpdu) {
         return None;
     }
@@ -117,7 +165,7 @@ fn place_fpdu(
         turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::REMOTE_WRITE).ok()?;
     }
     running.stream.write_received(&header);
-    Some(length)
+    Some(())
 }
 
 /// Whether the CRC of an FPDU is right.
@@ -127,8 +175,8 @@ fn is_intact(fpdu: &[u8]) -> bool {
     parts.is_some_and(|(covered, field)| kernels::crc32c(covered) == crc_from_octets(*field))
 }
 
-/// Places part of a Send in its receive, which completes with the last one. `None`: it is another case. Memory may have been
-/// written then, which the general code writes once more.
+/// Places an FPDU if it is faultless and part of a usual Send, whose receive completes with the last one. Otherwise no state has
+/// changed; memory may have been written, which the general code writes once more.
 fn place_send(
     turn: &Turn<'_>,
     running: &mut Running,

@@ -5,11 +5,11 @@ use std::ops::Range;
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::UsualSegment;
 use uwarp_wire::checksum::{fold_wide, is_good_ipv4_header};
+use uwarp_wire::ipv4;
 use uwarp_wire::tcp::{self, SeqNumber, TcpFlags, Timestamps};
-use uwarp_wire::{ipv4, ipv6};
 
 use crate::link::port::{Buffer, ChecksumStatus};
-use crate::link::template::{Layout, PLAIN, TAGGED, Template};
+use crate::link::template::Template;
 
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
@@ -39,28 +39,14 @@ fn u32_at(frame: &[u8], at: usize) -> u32 {
 }
 
 impl Predicted {
-    /// Looks at the headers of a frame: of the template's layout and without IP options, from the peer of the connection with
-    /// this template, intact; TCP with no flag but ACK and PSH, and no option but timestamps. `None` for any other frame.
+    /// Looks at the headers of a frame, which are of the template's layout: `LINK` octets of the link's header and `IP` of IP's,
+    /// without options. `None` unless it is from the peer of the connection with this template, and intact, and TCP has no
+    /// flag but ACK and PSH, and no option but timestamps.
     #[inline(always)]
-    pub(super) fn of<B: Buffer>(buffer: &B, template: &Template) -> Option<Predicted> {
-        if template.layout() == Layout::Ipv4 {
-            return Predicted::behind::<B, PLAIN, { ipv4::HEADER_LEN }>(buffer, template);
-        }
-        Predicted::of_other(buffer, template)
-    }
-
-    #[inline(never)]
-    fn of_other<B: Buffer>(buffer: &B, template: &Template) -> Option<Predicted> {
-        match template.layout() {
-            Layout::Ipv6 => Predicted::behind::<B, PLAIN, { ipv6::HEADER_LEN }>(buffer, template),
-            Layout::Ipv6Tagged => Predicted::behind::<B, TAGGED, { ipv6::HEADER_LEN }>(buffer, template),
-            _ => Predicted::behind::<B, TAGGED, { ipv4::HEADER_LEN }>(buffer, template),
-        }
-    }
-
-    /// Looks behind `LINK` octets of the link's header and `IP` of IP's.
-    #[inline(always)]
-    fn behind<B: Buffer, const LINK: usize, const IP: usize>(buffer: &B, template: &Template) -> Option<Predicted> {
+    pub(super) fn of<B: Buffer, const LINK: usize, const IP: usize>(
+        buffer: &B,
+        template: &Template,
+    ) -> Option<Predicted> {
         let frame = buffer.data();
         let tcp_at = LINK + IP;
         let plain = tcp_at + tcp::HEADER_LEN;

@@ -2,21 +2,26 @@
 
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Turn, kernels};
-use uwarp_tcp::{Slice, Transmit, UsualSegment};
-use uwarp_wire::ddp::{Stag, TaggedOffset};
+use uwarp_tcp::{BufferToken, Instant, Slice, Transmit, UsualSegment};
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
+use uwarp_wire::rdmap::READ_REQUEST_LEN;
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
 use crate::connection::{Connection, Record};
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::link::transmit::offloads;
 use crate::rdma::choose::{header_len, send_kind};
+use crate::rdma::cutting::build_segment;
 use crate::rdma::fpdu::Fpdu;
 use crate::rdma::lanes::Lanes;
+use crate::rdma::operations::begin_read;
 use crate::rdma::packing::Open;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Ending, Limit, Running};
+use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
 use crate::rdma::send::{BALANCE_LIMIT, MESSAGE_COST};
 
 /// A connection whose next message is its own work, and whose FPDUs are records of TCP right away.
@@ -32,29 +37,53 @@ fn is_usual(connection: &Connection) -> bool {
         && !matches!(running.limit, Limit::Pause(_))
         && running.ending == Ending::No
         && !running.transmits_markers()
-        && !running.stream.has_response()
         && !running.stream.owes_ready_to_receive()
         && running.stream.may_send_messages()
         && connection.tcp.sends_at_once()
 }
 
-/// The next element, if it is a Send or Write of registered memory.
+/// Whether the peer waits for a response that may leave.
+#[inline]
+fn has_response(connection: &Connection) -> bool {
+    matches!(&connection.phase, Phase::Running(running) if running.stream.has_response())
+}
+
+/// Whether a record of so many octets is a segment.
+#[inline]
+fn is_segment(length: usize, connection: &Connection) -> bool {
+    length > 0 && length <= connection.tcp.effective_mss() as usize
+}
+
+/// The next element, if it is a Send or Write of registered memory, or a Read.
 #[inline]
 fn next_usual(queue_pair: &mut QueuePair) -> Option<SendElement> {
     const OTHER: SendFlags = SendFlags::INLINE.union(SendFlags::FENCE);
     let element = queue_pair.send.peek_next()?.ok()?;
-    (element.opcode.is_send_or_write() && element.flags.0 & OTHER.0 == 0).then_some(element)
+    let is_usual = element.opcode.is_send_or_write() || element.opcode == SendOpcode::Read;
+    (is_usual && element.flags.0 & OTHER.0 == 0).then_some(element)
 }
 
-/// Builds the FPDU of an element; returns its length. `None`: the element's memory is refused.
+/// Octets of an element's ULPDU if it is one.
+#[inline]
+fn ulpdu_len(element: &SendElement) -> usize {
+    match element.opcode {
+        SendOpcode::Read => UNTAGGED_HEADER_LEN + READ_REQUEST_LEN,
+        opcode => header_len(opcode) + element.length as usize,
+    }
+}
+
+/// Builds the FPDU of an element; returns its length. `None`: the element's memory is refused, or a Read has to wait.
 #[inline]
 fn build(
     turn: &Turn<'_>,
     running: &mut Running,
-    queue_pair: &QueuePair,
+    queue_pair: &mut QueuePair,
     element: &SendElement,
     room: &mut [u8],
 ) -> Option<usize> {
+    if element.opcode == SendOpcode::Read {
+        return build_request(turn, running, queue_pair, element, room);
+    }
     let header_len = header_len(element.opcode);
     let place = room.get_mut(LENGTH_LEN..LENGTH_LEN + header_len)?;
     if element.opcode == SendOpcode::Write {
@@ -71,6 +100,51 @@ fn build(
     Some(fpdu.end())
 }
 
+/// Builds the request of a Read; returns its length.
+#[inline(never)]
+fn build_request(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &mut QueuePair,
+    element: &SendElement,
+    room: &mut [u8],
+) -> Option<usize> {
+    let place = room.get_mut(LENGTH_LEN..)?;
+    if !queue_pair.waiting_commits.is_empty() {
+        return None;
+    }
+    let mut message = begin_read(turn, running, queue_pair, element).ok()??;
+    let cut = message.cut_into(u16::MAX, place)?;
+    Some(Fpdu::begin(room, cut.header_len, 0, running.crc).end())
+}
+
+/// Builds the next response if it is to a Read and one FPDU of at most `limit` octets; returns its length and its payload's. If it
+/// is a longer one, or its memory is refused, it is the message in transmission now.
+#[inline(never)]
+fn build_response(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &mut QueuePair,
+    room: &mut [u8],
+    limit: u16,
+) -> Option<(usize, u32)> {
+    if !(queue_pair.held.is_empty() && queue_pair.waiting_commits.is_empty()) {
+        return None;
+    }
+    let response = running.stream.next_response()?;
+    let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
+    let mut outgoing = Outgoing { message: response.message, source, tail: None };
+    let whole = outgoing.message.clone();
+    if !whole.continues(limit)
+        && let Ok(octets) = build_segment(turn, &mut outgoing, queue_pair, room, limit, running.crc)
+        && octets > 0
+    {
+        return Some((octets, whole.length()));
+    }
+    running.outgoing = Some(Outgoing { message: whole, ..outgoing });
+    None
+}
+
 /// Publishes the completions of elements that are done.
 #[inline]
 fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
@@ -79,20 +153,110 @@ fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
     }
 }
 
+/// A segment whose headers are in front of its record.
+struct Sent {
+    headers: usize,
+    length: usize,
+    /// Partial checksum of the record; 0 if the device computes checksums.
+    sum: u32,
+}
+
+/// Hands TCP a record of `payload`, which leaves at once, and writes the headers of its segment to the end of `headroom`.
+#[inline(always)]
+fn send_at_once(
+    connection: &mut Connection,
+    now: Instant,
+    offload: bool,
+    token: BufferToken,
+    headroom: &mut [u8],
+    payload: &[u8],
+) -> Sent {
+    let segment = connection.tcp.send_at_once(now, token, payload.len() as u32);
+    let sum = if offload { 0 } else { kernels::checksum_sum(payload) };
+    let template = connection.template.as_ref();
+    let headers = template.and_then(|template| template.prepend_usual(headroom, &segment, (!offload).then_some(sum)));
+    debug_assert!(headers.is_some(), "the headroom takes all headers");
+    Sent { headers: headers.unwrap_or(0), length: payload.len(), sum }
+}
+
+impl<P: Port> Link<P> {
+    /// Whether a frame may be made without cutting it.
+    #[inline]
+    fn is_usual(&self) -> bool {
+        self.segmentation_parts <= 2 && self.transmit.frames_each > 0 && self.has_room()
+    }
+
+    /// Queues the frame of a record that leaves at once; returns its octets.
+    #[inline(always)]
+    fn enqueue_record(&mut self, record: &mut Record<P::Buffer>, sent: &Sent, local: IpAddress) -> u64 {
+        (record.length, record.sum) = (sent.length as u32, sent.sum);
+        record.buffer.set_range(self.payload_start - sent.headers, sent.headers + sent.length);
+        if self.offload_tcp {
+            record.buffer.set_transmit_checksums(offloads(sent.headers, self.vlan, local));
+        }
+        self.transmit.queue.push_back(record.buffer.share());
+        (sent.headers + sent.length) as u64
+    }
+}
+
 impl<P: Port> Core<P> {
-    /// Serves a connection whose posted work fits into one segment that may leave now. False: the general code has to serve
-    /// it. If there are FPDUs in `begun` then, their elements are used up, and it goes on with that record.
+    /// As [`Core::push_open`], for a record behind which nothing follows: if it may leave now, its frame does at once.
+    #[inline]
+    pub(crate) fn send_open(&mut self, connection: &mut Connection, open: Option<Open<P::Buffer>>) {
+        let link_is_usual = connection.epoch == self.net.neighbours.epoch() && self.link.is_usual();
+        let leaves = self.config.hot
+            && link_is_usual
+            && !connection.to_self
+            && connection.template.is_some()
+            && open.as_ref().is_some_and(|open| open.is_new() && is_segment(open.length(), connection))
+            && connection.tcp.sends_at_once()
+            && self.link.has_free(1);
+        if !leaves {
+            return self.push_open(connection, open);
+        }
+        let Some((buffer, length)) = open.and_then(Open::into_new) else { return };
+        let token = self.connections.records.insert(Record { buffer, length: 0, sum: 0 });
+        let Some(record) = self.connections.records.get_mut(token) else { return };
+        let start = self.link.payload_start;
+        let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
+        let (headroom, room) = storage.unwrap_or_default();
+        let payload = room.get(..length).unwrap_or(&[]);
+        let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
+        self.counters.octets_sent += self.link.enqueue_record(record, &sent, connection.flow.local);
+        self.counters.hot_sent += 1;
+    }
+
+    /// Serves a connection whose posted work, or whose response to a Read, fits into one segment that may leave now. False: the
+    /// general code has to serve it. If there are FPDUs in `begun` then, what they carry is used up, and it goes on with that
+    /// record.
     #[inline]
     pub(crate) fn serve_hot(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+        self.serve_short::<false>(turn, index, begun) || begun.is_none() && self.serve_response(turn, index, begun)
+    }
+
+    #[inline(never)]
+    fn serve_response(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+        self.serve_short::<true>(turn, index, begun)
+    }
+
+    /// Serves a connection that has either a response to send or posted work.
+    #[inline(always)]
+    fn serve_short<const RESPONSE: bool>(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        begun: &mut Option<Open<P::Buffer>>,
+    ) -> bool {
         let Some(connection) = self.connections.table.get_mut(index) else { return false };
         let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
         let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number) else { return false };
-        // Most connections without posted work end here, and so do Reads and atomics.
-        let Some(mut element) = next_usual(queue_pair) else { return false };
-        let link_is_usual = self.link.segmentation_parts <= 2
-            && self.link.transmit.frames_each > 0
-            && connection.epoch == self.net.neighbours.epoch()
-            && self.link.has_room();
+        // Most connections without posted work end here, and so do atomics.
+        let next = if RESPONSE { None } else { next_usual(queue_pair) };
+        let has_work = if RESPONSE { queue_pair.send.peek_next().is_some() } else { next.is_some() };
+        if has_work == RESPONSE || has_response(connection) != RESPONSE {
+            return false;
+        }
+        let link_is_usual = connection.epoch == self.net.neighbours.epoch() && self.link.is_usual();
         if !link_is_usual || !is_usual(connection) || queue_pair.send.is_cutting() {
             return false;
         }
@@ -100,10 +264,11 @@ impl<P: Port> Core<P> {
         let Phase::Running(running) = &mut connection.phase else { return false };
         let limit = running.mulpdu(segment).min(self.config.iwarp.max_ulpdu);
         let fits = |element: &SendElement, before: usize| {
-            let ulpdu_len = header_len(element.opcode) + element.length as usize;
+            let ulpdu_len = ulpdu_len(element);
             ulpdu_len <= usize::from(limit) && before + fpdu_len(ulpdu_len) <= segment as usize
         };
-        if !fits(&element, 0) || !self.link.has_share(connection.tcp.records()) {
+        let is_short = next.as_ref().is_none_or(|element| fits(element, 0));
+        if !is_short || !self.link.has_share(connection.tcp.records()) {
             return false;
         }
         let Some(buffer) = self.link.alloc() else { return false };
@@ -115,21 +280,26 @@ impl<P: Port> Core<P> {
         let (headroom, room) = storage.unwrap_or_default();
         let (mut length, pushed) = (0, connection.tcp.octets_pushed());
         let mut is_last = false;
-        while let Some(room) = room.get_mut(length..)
-            && let Some(octets) = build(turn, running, queue_pair, &element, room)
+        if RESPONSE && let Some((octets, payload)) = build_response(turn, running, queue_pair, room, limit) {
+            running.stream.response_sent(pushed + octets as u64);
+            running.balance = (running.balance + i64::from(payload) + MESSAGE_COST).min(BALANCE_LIMIT);
+            self.counters.fpdus_sent += 1;
+            length = octets;
+            is_last = !running.stream.has_response() && queue_pair.send.peek_next().is_none();
+        }
+        let mut element = next;
+        while let Some(built) = &element
+            && let Some(room) = room.get_mut(length..)
+            && let Some(octets) = build(turn, running, queue_pair, built, room)
         {
-            running.balance = (-i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
+            let payload = if built.opcode == SendOpcode::Read { 0 } else { built.length };
+            running.balance = (-i64::from(payload) - MESSAGE_COST).max(-BALANCE_LIMIT);
             self.counters.fpdus_sent += 1;
             length += octets;
-            let completion = queue_pair.send.finish_whole(&element, queue_pair.number, pushed + length as u64);
+            let completion = queue_pair.send.finish_whole(built, queue_pair.number, pushed + length as u64);
             queue_pair.complete_send(&mut self.rdma.lanes, completion);
-            match next_usual(queue_pair).filter(|next| fits(next, length)) {
-                Some(next) => element = next,
-                None => {
-                    is_last = !queue_pair.send.has_next();
-                    break;
-                }
-            }
+            element = next_usual(queue_pair).filter(|next| fits(next, length));
+            is_last = element.is_none() && !queue_pair.send.has_next();
         }
         if is_last && queue_pair.send.begun() > 0 {
             complete(&mut self.rdma.lanes, connection.tcp.octets_acknowledged(), queue_pair);
@@ -142,25 +312,14 @@ impl<P: Port> Core<P> {
         running.balance = 0;
         connection.scheduled = false;
         connection.quiet = queue_pair.send.is_idle();
-        let segment = connection.tcp.send_at_once(self.now, token, length as u32);
-        let offload = self.link.offload_tcp;
-        let sum = if offload { 0 } else { kernels::checksum_sum(room.get(..length).unwrap_or(&[])) };
-        let template = connection.template.as_ref();
-        let headers =
-            template.and_then(|template| template.prepend_usual(headroom, &segment, (!offload).then_some(sum)));
-        debug_assert!(headers.is_some(), "the headroom takes all headers");
-        let headers = headers.unwrap_or(0);
-        (record.length, record.sum) = (length as u32, sum);
-        record.buffer.set_range(start - headers, headers + length);
-        if offload {
-            record.buffer.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
-        }
-        self.link.transmit.queue.push_back(record.buffer.share());
+        let payload = room.get(..length).unwrap_or(&[]);
+        let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
+        let octets = self.link.enqueue_record(record, &sent, connection.flow.local);
         if let Some(deadline) = connection.next_deadline() {
             self.connections.wheel.arm(index, deadline);
         }
         self.counters.hot_sent += 1;
-        self.counters.octets_sent += (headers + length) as u64;
+        self.counters.octets_sent += octets;
         if self.connections.ready.is_empty() {
             self.flush();
         }

@@ -26,7 +26,7 @@ impl<P: Port> Core<P> {
         if self.config.hot && self.receive_hot(turn, &buffer) {
             return;
         }
-        self.was_usual = false;
+        self.leave_short_ways();
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
         match &usual {

@@ -11,6 +11,7 @@ use crate::rdma::queue_pair::QueuePair;
 
 pub(crate) mod choose;
 pub(crate) mod commits;
+pub(crate) mod cutting;
 mod doorbells;
 pub(crate) mod failure;
 pub(crate) mod fpdu;

@@ -83,6 +83,15 @@ impl<B: Buffer> Open<B> {
         matches!(self.place, Place::New(_))
     }
 
+    /// Its buffer, if TCP does not know that, and the octets that it holds.
+    #[inline]
+    pub(crate) fn into_new(self) -> Option<(B, usize)> {
+        match self.place {
+            Place::New(buffer) => Some((buffer, self.length)),
+            Place::Tail(_) => None,
+        }
+    }
+
     /// Octets that it holds and TCP does not have.
     #[inline]
     pub(crate) fn built(&self) -> u64 {
@@ -125,7 +134,11 @@ impl<P: Port> Core<P> {
             *open = Open::tail(running, &connection.tcp);
         }
         let pulled = self.fill(turn, connection, queue_pair, open);
-        self.push_open(connection, open.take());
+        if pulled == Pulled::Dry {
+            self.send_open(connection, open.take());
+        } else {
+            self.push_open(connection, open.take());
+        }
         pulled
     }
 

@@ -221,7 +221,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn finish_whole(&mut self, element: &SendElement, number: u32, position: u64) -> Option<Completion> {
         let waits = self.waits_for_ack(element);
-        if self.begun == 0 && !waits {
+        if self.begun == 0 && !waits && !element.opcode.awaits_response() {
             return self.take_out(element, number, Status::Success, 0);
         }
         if waits {

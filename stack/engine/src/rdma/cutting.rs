@@ -1,0 +1,119 @@
+//! FPDUs of a message that is longer than one.
+
+use uwarp_iwarp::Cut;
+use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
+use uwarp_memory::{Access, AccessError, Turn, kernels};
+
+use crate::api::work::Sge;
+use crate::connection::phase::Phase;
+use crate::connection::{Connection, Record};
+use crate::core::Core;
+use crate::link::port::{Buffer, Port};
+use crate::rdma::fpdu::Fpdu;
+use crate::rdma::packing::Open;
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::running::{Outgoing, Source};
+
+impl<P: Port> Core<P> {
+    /// Builds FPDUs of the message being cut that fill a segment each, and hands them to TCP, up to the last but one: what
+    /// [`Core::fill`] does with them one by one. `limits`: frames and octets that may still be built.
+    #[inline]
+    pub(crate) fn cut_long(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        open: &mut Option<Open<P::Buffer>>,
+        limit: u16,
+        (budget, space): (&mut u32, &mut usize),
+    ) -> Result<(), AccessError> {
+        let segment = connection.tcp.effective_mss() as usize;
+        let start = self.link.payload_start;
+        let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
+        let Some(outgoing) = &running.outgoing else { return Ok(()) };
+        let length = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
+        let shares = open.as_ref().map_or(length, Open::length) + length <= segment;
+        if !outgoing.message.continues(limit) || shares || running.transmits_markers() {
+            return Ok(());
+        }
+        self.push_open(connection, open.take());
+        let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
+        let crc = running.crc;
+        while *space > 0
+            && *budget > 0
+            && let Some(outgoing) = &mut running.outgoing
+            && outgoing.message.continues(limit)
+            && self.link.has_room()
+            && self.link.has_share(connection.tcp.records())
+            && let Some(buffer) = self.link.alloc()
+        {
+            let token = self.connections.records.insert(Record { buffer, length: 0, sum: 0 });
+            let Some(record) = self.connections.records.get_mut(token) else { break };
+            let room = record.buffer.storage_mut().and_then(|storage| storage.get_mut(start..)).unwrap_or_default();
+            let length = match build_segment(turn, outgoing, queue_pair, room, limit, crc) {
+                Ok(length) if length > 0 => length,
+                other => {
+                    self.connections.records.remove(token);
+                    return other.map(|_| ());
+                }
+            };
+            record.sum = if self.link.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
+            record.length = length as u32;
+            record.buffer.set_range(start, length);
+            connection.tcp.push(token, length as u32);
+            self.counters.fpdus_sent += 1;
+            *budget -= 1;
+            *space = space.saturating_sub(length);
+        }
+        Ok(())
+    }
+}
+
+/// Builds the next FPDU of a message, which continues behind it. Gives its octets; none if there is no room.
+#[inline]
+pub(crate) fn build_segment(
+    turn: &Turn<'_>,
+    outgoing: &mut Outgoing,
+    queue_pair: &mut QueuePair,
+    room: &mut [u8],
+    limit: u16,
+    crc: bool,
+) -> Result<usize, AccessError> {
+    let place = room.get_mut(LENGTH_LEN..);
+    let Some(cut) = place.and_then(|place| outgoing.message.cut_into(limit, place)) else { return Ok(0) };
+    let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, crc);
+    copy_payload(turn, queue_pair, outgoing.source, &cut, &mut fpdu)?;
+    Ok(fpdu.end())
+}
+
+/// Copies the payload of a segment that was cut from the message with this source.
+#[inline(always)]
+pub(crate) fn copy_payload(
+    turn: &Turn<'_>,
+    queue_pair: &mut QueuePair,
+    source: Source,
+    cut: &Cut,
+    fpdu: &mut Fpdu<'_>,
+) -> Result<(), AccessError> {
+    let association = queue_pair.association;
+    let mut at = 0;
+    match source {
+        Source::Nothing | Source::NoPayload | Source::Answer => {}
+        Source::CommitRequest(identifier) => {
+            queue_pair.send.copy_commit_request(identifier, cut.payload_offset, fpdu.payload());
+        }
+        Source::Inline => queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload()),
+        Source::Entries => match queue_pair.send.piece(cut.payload_offset, cut.payload_len) {
+            Some(piece) => fpdu.gather(turn, association, piece, &mut at)?,
+            None => queue_pair
+                .send
+                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece, &mut at))?,
+        },
+        Source::Response { stag, offset } => {
+            let offset = offset.0.wrapping_add(u64::from(cut.payload_offset));
+            let piece = Sge { stag: stag.0, length: cut.payload_len, offset };
+            fpdu.gather_with(turn, association, piece, &mut at, Access::REMOTE_READ)?;
+        }
+    }
+    Ok(())
+}
