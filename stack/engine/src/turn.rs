@@ -88,7 +88,8 @@ impl<P: Port> Core<P> {
             .min(or_never(self.connections.time_wait.deadline()).min(or_never(self.rdma.sweep_at)))
     }
 
-    /// Second half of a turn: does the work.
+    /// Second half of a turn: does the work. Inlined, it would make a turn without work save and restore what it needs.
+    #[inline(never)]
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
         self.connections.last_segment = None;
