@@ -187,8 +187,10 @@ fn place_send(
 ) -> Option<()> {
     let header = running.stream.usual_send(ulpdu)?;
     let payload = ulpdu.get(UNTAGGED_HEADER_LEN..)?;
-    let waits_for_commit = !(queue_pair.written.is_empty() && queue_pair.held.is_empty());
-    if waits_for_commit || running.crc && !is_intact(fpdu) {
+    // Own work that this segment may have acknowledged completes first.
+    let others_come_first =
+        !(queue_pair.written.is_empty() && queue_pair.held.is_empty()) || queue_pair.send.begun() > 0;
+    if others_come_first || running.crc && !is_intact(fpdu) {
         return None;
     }
     let begins = !queue_pair.receive.is_begun();
