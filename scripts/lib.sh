@@ -107,6 +107,10 @@ need_packages() {
         apt_get update
         apt_get install --no-install-recommends --no-remove $missing
     } || die "apt cannot install $missing without removing something, or cannot reach its archive (see above)"
+    # Debian starts the services of packages. The tests run their own tgtd.
+    case " $missing " in
+    *" tgt "*) [ ! -d /run/systemd/system ] || systemctl disable --quiet --now tgt.service || true ;;
+    esac
 }
 missing_packages() {
     local missing=() package
