@@ -101,16 +101,16 @@ need_packages() {
     is_root || die "these Debian packages are missing: $missing; run this as root, or 'apt-get install $missing' first"
     command -v apt-get >/dev/null || die "these packages are missing, under their Debian names, and there is no apt-get: $missing"
     say "installing $missing"
+    # Debian starts the services of packages. The tests run their own tgtd.
+    case " $missing " in
+    *" tgt "*) [ ! -d /run/systemd/system ] || systemctl mask --quiet tgt.service || true ;;
+    esac
     apt_get install --no-install-recommends --no-remove $missing 2>/dev/null || {
         # An installation that was killed is finished first.
         DEBIAN_FRONTEND=noninteractive dpkg --configure -a </dev/null >/dev/null 2>&1 || true
         apt_get update
         apt_get install --no-install-recommends --no-remove $missing
     } || die "apt cannot install $missing without removing something, or cannot reach its archive (see above)"
-    # Debian starts the services of packages. The tests run their own tgtd.
-    case " $missing " in
-    *" tgt "*) [ ! -d /run/systemd/system ] || systemctl disable --quiet --now tgt.service || true ;;
-    esac
 }
 missing_packages() {
     local missing=() package

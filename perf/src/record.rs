@@ -357,7 +357,7 @@ impl Ratio {
 }
 
 impl Run {
-    /// Reads what [`write`](Self::write) wrote.
+    /// Reads what `--json` recorded.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text)

@@ -64,7 +64,6 @@ impl<P: Port> Engine<P> {
             self.core.work(&turn, &mut self.batch);
         }
         self.core.flush();
-        self.core.control.send_farewells();
         // The turn is over: a store may deregister regions now, since nobody uses one.
         if self.core.rdma.commits.has_own_work() {
             self.core.rdma.commits.work();

@@ -186,6 +186,9 @@ impl<P: Port> Core<P> {
         if !worked && transmitted == 0 && self.link.transmit.queue.is_empty() && !self.rdma.commits.is_busy() {
             return Turned::default();
         }
+        if !self.control.farewells.is_empty() {
+            self.send_farewells();
+        }
         // Frames that wait for the link are no reason to spin.
         let backlog = self.link.is_up && !self.link.transmit.queue.is_empty() || !self.link.loopback.is_empty();
         // Nor are connections that lack buffers or room, least of all in virtual time.
@@ -200,6 +203,14 @@ impl<P: Port> Core<P> {
             self.counters.busy_turns += 1;
         }
         Turned { received, transmitted, busy }
+    }
+
+    /// Sends the answers that wait until the device has all frames. Those that wait for the link may wait for ever.
+    #[cold]
+    fn send_farewells(&mut self) {
+        if self.link.transmit.queue.is_empty() || !self.link.is_up {
+            self.control.farewells.drain(..).for_each(|(reply, abandoned)| drop(reply.send(abandoned)));
+        }
     }
 
     /// See [`crate::Engine::next_deadline`].

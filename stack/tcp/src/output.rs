@@ -145,6 +145,7 @@ impl Connection {
             && !(self.closing | self.pending.any() | self.pending.urgent | self.ecn.owes())
             && self.queue.is_plain()
             && self.receiver.is_plain()
+            && self.receiver.owes_at_most_one()
             && self.recovery.is_plain()
             && usable >= self.segment
             && (idle || !self.nagle && self.queue.in_flight() + self.segment <= self.congestion.window())

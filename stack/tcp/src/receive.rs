@@ -336,6 +336,12 @@ impl Receiver {
         self.ack_now
     }
 
+    /// Whether one segment says all that is to be acknowledged, see [`Receiver::ack_sent`].
+    #[inline]
+    pub(crate) fn owes_at_most_one(&self) -> bool {
+        self.duplicates_owed <= 1
+    }
+
     /// A segment with ACK is sent. `sack`: the peer understands SACK; `reported`: this segment carries the blocks.
     #[inline]
     pub(crate) fn ack_sent(&mut self, sack: bool, reported: bool) {

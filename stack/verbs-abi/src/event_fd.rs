@@ -65,6 +65,12 @@ pub(crate) fn add(fd: BorrowedFd<'_>, events: u64) {
     let _ = rustix::io::write(fd, &events.to_ne_bytes());
 }
 
+/// Takes an event, but none while another thread ends the process: it would wait for ever for the acknowledgment before it
+/// destroyed the event's object.
+pub(crate) fn unless_ending<T>(take: impl FnOnce() -> Option<T>) -> Option<T> {
+    if process::is_ended_by_another() { None } else { take() }
+}
+
 /// What an attempt to fetch an event has come to.
 pub(crate) enum Attempt {
     Fetched,
@@ -84,7 +90,7 @@ unsafe extern "C-unwind" {
 /// pthread_cancel(3). That unwinds this frame and the export's. So the export is `C-unwind`, neither has destructors, and
 /// `attempt`, which may have some, has returned before.
 ///
-/// While another thread ends the process, it does not return.
+/// While another thread ends the process, it does not return; with O_NONBLOCK it finds nothing.
 #[inline(always)]
 pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_int {
     loop {
@@ -95,19 +101,21 @@ pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_in
             }
             Ok(0)
         });
+        let is_empty = result == 0 && fd >= 0;
+        // SAFETY: a call about a number.
+        if is_empty && unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
+            set_errno(EAGAIN);
+            return -1;
+        }
         while process::is_ended_by_another() {
             // SAFETY: no descriptors.
             unsafe { poll(std::ptr::null_mut(), 0, -1) };
         }
-        if result != 0 || fd < 0 {
+        if !is_empty {
             return result;
         }
-        // SAFETY: calls about a number, and a structure on the stack.
+        // SAFETY: a structure on the stack.
         unsafe {
-            if libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 {
-                set_errno(EAGAIN);
-                return -1;
-            }
             let mut waiting = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             // EINTR is the program's to see.
             if poll(&raw mut waiting, 1, -1) < 0 {

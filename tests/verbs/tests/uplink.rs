@@ -34,6 +34,17 @@ fn await_link(host: &Host, up: bool) {
     }
 }
 
+/// Waits until two programs are amid their talk.
+fn await_traffic(host: &Host) {
+    let start = Instant::now();
+    let received = || host.status().uplink.expect("it has an uplink").received;
+    let before = received();
+    while received() < before + 200 {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing arrives");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn programs_of_two_hosts_reach_each_other_by_either_version_of_ip() {
     let [left, right] = joined();
@@ -66,7 +77,7 @@ fn a_program_of_another_host_notices_that_its_peer_was_killed() {
     let [left, right] = joined();
     let server = left.serve(&["rping", "-s", "-C", ENDLESS]);
     let mut client = right.start(&["rping", "-c", "-a", "10.8.0.1", "-C", ENDLESS]);
-    std::thread::sleep(Duration::from_secs(2));
+    await_traffic(&left);
     client.kill();
     // A reset reaches the server, which ends.
     let _ = server.wait();
@@ -79,7 +90,7 @@ fn a_connection_outlives_a_link_that_goes_down_and_comes_back() {
     let (rounds, size) = ("3000", "60000");
     let server = left.serve(&["rping", "-s", "-V", "-C", rounds, "-S", size]);
     let client = right.start(&["rping", "-c", "-a", "10.8.0.1", "-V", "-C", rounds, "-S", size]);
-    std::thread::sleep(Duration::from_millis(500));
+    await_traffic(&left);
     left.namespace().ip(&["link", "set", "wire0", "down"]).expect("the interface is there");
     await_link(&left, false);
     await_link(&right, false);

@@ -1,6 +1,7 @@
 //! The connections that passed through the switch, so that the ends which are left can be asked when a client dies.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use uwarp_wire::address::IpAddress;
 
@@ -49,7 +50,11 @@ impl<T: Copy> Flows<T> {
     /// A connection is accepted, on account of a client.
     pub(super) fn accepted(&mut self, by: ClientId, accepted: End, opened: End, kept: T) {
         let count = &mut self.counts[by.place()];
-        if *count < MAX_FLOWS && self.all.insert((Flow { accepted, opened }, by), kept).is_none() {
+        // What is known of a live connection stays: another SYN with ACK may be a stranger's.
+        if *count < MAX_FLOWS
+            && let Entry::Vacant(place) = self.all.entry((Flow { accepted, opened }, by))
+        {
+            place.insert(kept);
             *count += 1;
         }
     }

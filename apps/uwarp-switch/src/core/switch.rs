@@ -235,8 +235,9 @@ impl Switch {
     /// Frees all that a client held. Gives frames which make the peers of its connections notice: they answer, and are
     /// reset because nobody owns the port.
     pub fn leave(&mut self, client: ClientId) -> Vec<Probe> {
-        let ports = &self.ports;
-        let is_gone = |end: &End| ports.owner(end.port) == Some(client);
+        // A port of another host is not the client's that has the same number here.
+        let (ports, addresses) = (&self.ports, &self.addresses);
+        let is_gone = |end: &End| addresses.contains(&end.address) && ports.owner(end.port) == Some(client);
         let mut probes = Vec::new();
         for Severed { gone, left, .. } in self.flows.take_gone(is_gone) {
             if let Some(to) = self.ports.owner(left.port)

@@ -30,7 +30,7 @@ pub(crate) struct Control {
     /// Queue pairs and plain streams whose doorbells rang and that were not served yet.
     pub(crate) rung: Vec<u32>,
     pub(crate) shutdown: Option<Shutdown>,
-    /// Answers that wait until the frames of this turn are with the device: who gets one may end the process.
+    /// Answers that wait until the device has all frames: who gets one may end the process.
     pub(crate) farewells: Vec<(Sender<Option<Abandoned>>, Option<Abandoned>)>,
 }
 
@@ -47,14 +47,6 @@ pub(crate) struct Shutdown {
 }
 
 impl Control {
-    /// Sends the answers that waited for the end of the turn.
-    #[inline]
-    pub(crate) fn send_farewells(&mut self) {
-        if !self.farewells.is_empty() {
-            self.farewells.drain(..).for_each(|(reply, abandoned)| drop(reply.send(abandoned)));
-        }
-    }
-
     /// See [`crate::Engine::ring_here`].
     #[inline]
     pub(crate) fn ring_here(&mut self, number: u32) -> bool {

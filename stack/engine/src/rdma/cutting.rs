@@ -32,7 +32,8 @@ impl<P: Port> Core<P> {
         let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
         let Some(outgoing) = &running.outgoing else { return Ok(()) };
         let length = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
-        let shares = open.as_ref().map_or(length, Open::length) + length <= segment;
+        // Where two fit a segment, each record holds several.
+        let shares = open.as_ref().map_or(length, |open| open.length().min(length)) + length <= segment;
         if !outgoing.message.continues(limit) || shares || running.transmits_markers() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use crate::abi::{rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 use crate::cm::identifier::Identifier;
 use crate::errno::{EBUSY, EINVAL, Errno, minus_one, nothing, pointer};
-use crate::event_fd::{Attempt, EventCounter, fetch};
+use crate::event_fd::{Attempt, EventCounter, fetch, unless_ending};
 use crate::handle::{Handle, object};
 use libc::c_int;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -112,7 +112,9 @@ impl Channel {
 
     pub(crate) fn push(&self, report: Report<'_>) {
         let event = report.into_event().expose_provenance();
-        self.waiting().push_back(event);
+        // Under the lock: who takes the event away lowers the count.
+        let mut waiting = self.waiting();
+        waiting.push_back(event);
         self.counter.raise();
     }
 
@@ -152,7 +154,8 @@ impl Channel {
     /// Moves what waits for an identifier to another channel.
     pub(crate) fn move_to(&self, other: &Channel, id: *mut rdma_cm_id) {
         for event in self.remove(|event| owner(event) == id) {
-            other.waiting().push_back(event);
+            let mut waiting = other.waiting();
+            waiting.push_back(event);
             other.counter.raise();
         }
     }
@@ -260,7 +263,9 @@ unsafe extern "C-unwind" fn rdma_get_cm_event(channel: *mut rdma_event_channel, 
         unsafe {
             let channel = Handle::<Channel>::get(channel)?;
             let out = out.as_mut().ok_or(EINVAL)?;
-            let Some(event) = channel.take() else { return Ok(Attempt::Nothing(channel.counter.raw())) };
+            let Some(event) = unless_ending(|| channel.take()) else {
+                return Ok(Attempt::Nothing(channel.counter.raw()));
+            };
             *out = event;
             crate::cm::identifier::settle_request(&*event)?;
         }

@@ -2,7 +2,7 @@
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::errno::{EAGAIN, EBUSY, EINVAL, Errno, nothing, number, pointer};
-use crate::event_fd::{self, Attempt, fetch};
+use crate::event_fd::{self, Attempt, fetch, unless_ending};
 use crate::handle::{Handle, object};
 use crate::verbs::completion::Queue;
 use crate::verbs::context;
@@ -103,7 +103,9 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
             if cq.is_null() || cq_context.is_null() {
                 return Err(EINVAL);
             }
-            let Some(queue) = channel.take()? else { return Ok(Attempt::Nothing(channel.epoll.as_raw_fd())) };
+            let Some(queue) = unless_ending(|| channel.take().transpose()).transpose()? else {
+                return Ok(Attempt::Nothing(channel.epoll.as_raw_fd()));
+            };
             *cq = queue;
             *cq_context = (*queue).cq_context;
         }

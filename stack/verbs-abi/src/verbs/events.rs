@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, nothing};
-use crate::event_fd::{Attempt, EventCounter, fetch};
+use crate::event_fd::{Attempt, EventCounter, fetch, unless_ending};
 use crate::handle::Handle;
 use crate::verbs::completion::Queue;
 use crate::verbs::context;
@@ -37,7 +37,9 @@ impl EventQueue {
     }
 
     pub(crate) fn push(&self, event: Event) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        // Under the lock: who takes the event away lowers the count.
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push_back(event);
         self.counter.raise();
     }
 
@@ -131,7 +133,9 @@ unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, out: 
             if out.is_null() {
                 return Err(EINVAL);
             }
-            let Some(event) = open.events.take() else { return Ok(Attempt::Nothing(open.events.fd())) };
+            let Some(event) = unless_ending(|| open.events.take()) else {
+                return Ok(Attempt::Nothing(open.events.fd()));
+            };
             let mut answer = ibv_async_event { event_type: event.kind, ..ibv_async_event::default() };
             if event.element == 0 {
                 answer.element.port_num = 1;

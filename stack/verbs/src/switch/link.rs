@@ -164,6 +164,16 @@ impl Link {
         }
     }
 
+    /// Asks, and waits for the answer. A switch that does not answer in time is lost: its answer would be taken for that of the
+    /// next request.
+    fn ask(&self, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
+        let answer = ask(&self.path, &self.socket, request);
+        if answer.is_err() {
+            let _ = shutdown(self.socket.as_fd(), Shutdown::Both);
+        }
+        answer
+    }
+
     fn cause(&self) -> &'static str {
         "the switch has ended: start it again and open a new context"
     }
@@ -179,7 +189,7 @@ impl Link {
             unheld.swap_remove(index);
             return Ok(ReservedPort { port, link: Arc::clone(self) });
         }
-        match ask(&self.path, &self.socket, &Request::Reserve { port })? {
+        match self.ask(&Request::Reserve { port })? {
             (Answer::Reserved { port }, _) => Ok(ReservedPort { port, link: Arc::clone(self) }),
             (Answer::Refused { refusal: Refusal::PortTaken, .. }, _) => Err(Error::PortTaken(port)),
             (other, _) => Err(unexpected(&self.path, other)),
@@ -241,7 +251,7 @@ impl Link {
     /// Gives a port back; the caller has locked `asking`.
     fn release(&self, port: u16) {
         if self.state.load(Ordering::Acquire) == OPEN {
-            let _ = ask(&self.path, &self.socket, &Request::Release { port });
+            let _ = self.ask(&Request::Release { port });
         }
     }
 
@@ -249,7 +259,7 @@ impl Link {
     pub(crate) fn deliver(&self) {
         let _one_at_a_time = lock(&self.asking);
         if self.state.load(Ordering::Acquire) == OPEN {
-            let _ = ask(&self.path, &self.socket, &Request::Deliver);
+            let _ = self.ask(&Request::Deliver);
         }
     }
 

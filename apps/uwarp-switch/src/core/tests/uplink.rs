@@ -200,17 +200,19 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
     answer_is_reset(&switch, 77);
     assert_eq!((&switch.answer()[..6], &switch.answer()[6..12]), (&HOST[..], &UPLINK[..]));
 
-    // The host accepts one connection, the client two, of which one ends.
-    let accepted = arriving((9, own)).flags(TcpFlags::SYN | TcpFlags::ACK);
+    // The host accepts one connection, the client two, of which one ends. The host's ports have the numbers of the client's own:
+    // that is what two switches give out.
+    let other = first_port(&switch, 1);
+    let accepted = arriving((own, own)).flags(TcpFlags::SYN | TcpFlags::ACK);
     arrive(&mut switch, destined(accepted.build(), UPLINK));
-    for port in [10, 11] {
+    for port in [own + 1, own + 2] {
         let accepted = leaving(0, (own, port)).flags(TcpFlags::SYN | TcpFlags::ACK);
         judge(&mut switch, 0, destined(accepted.build(), HOST));
     }
-    assert_eq!((switch.followed_outside(), switch.followed()), (3, 0));
-    arrive(&mut switch, destined(arriving((11, own)).flags(TcpFlags::RST).build(), UPLINK));
-    assert_eq!(switch.followed_outside(), 2);
-    assert_eq!(switch.leave(client(1)).len(), 0);
+    arrive(&mut switch, destined(arriving((own, other)).flags(TcpFlags::SYN | TcpFlags::ACK).build(), UPLINK));
+    assert_eq!((switch.followed_outside(), switch.followed()), (4, 0));
+    arrive(&mut switch, destined(arriving((own + 2, own)).flags(TcpFlags::RST).build(), UPLINK));
+    assert_eq!(switch.followed_outside(), 3);
     let probes = switch.leave(client(0));
     let mut ports = Vec::new();
     for Probe { to, frame } in probes {
@@ -221,8 +223,9 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
         ports.push(probe.flow.local_port);
     }
     ports.sort_unstable();
-    assert_eq!(ports, [9, 10]);
-    assert_eq!(switch.followed_outside(), 0);
+    assert_eq!(ports, [own, own + 1]);
+    assert_eq!(switch.followed_outside(), 1, "that of the other client");
+    assert_eq!(switch.leave(client(1)).len(), 1);
 }
 
 #[test]
