@@ -1,6 +1,7 @@
 //! Debian's RDMA programs on uwarp's libibverbs and librdmacm, with the same programs on the Linux kernel's iWARP (siw, in a
 //! guest) at the other end, in both roles.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -117,23 +118,38 @@ fn every_program(bed: &mut Bed) {
     bed.connect("uwarp.toml", &perftest.join(" "), &[&perftest[..], &[GUEST]].concat());
 }
 
+/// Runs a test again, in a new guest, if the guest's kernel has stopped at a `BUG()` of its iw_cm: that expects no end of a connection
+/// in some states, and siw reports one there now and then.
+fn despite_iw_cm(test: impl Fn()) {
+    const FAULT: &str = "kernel BUG at drivers/infiniband/core/iwcm.c";
+    for attempt in 1..=3 {
+        let Err(panic) = catch_unwind(AssertUnwindSafe(&test)) else { return };
+        if attempt == 3 || !panic.downcast_ref::<String>().is_some_and(|said| said.contains(FAULT)) {
+            resume_unwind(panic);
+        }
+        uwarp_notes::retried("the guest's kernel stopped at a BUG() of its iw_cm");
+    }
+}
+
 #[test]
 fn rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other() {
-    every_program(&mut Bed::new(Link::vhost(false)));
+    despite_iw_cm(|| every_program(&mut Bed::new(Link::vhost(false))));
 }
 
 #[test]
 fn rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other_over_tap() {
     netns::test_inside("rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other_over_tap", || {
-        every_program(&mut Bed::new(Link::tap()));
+        despite_iw_cm(|| every_program(&mut Bed::new(Link::tap())));
     });
 }
 
 #[test]
 fn rping_on_uwarp_and_on_siw_understand_each_other_over_ipv6() {
-    let mut bed = Bed::new(Link::vhost(false));
-    let server = ["rping", "-s", "-a", "fd77::1", "-V", "-C", "30"];
-    bed.serve("uwarp6.toml", &server, "rping -c -V -C 30 -a", "fd77::1");
-    let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
-    bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
+    despite_iw_cm(|| {
+        let mut bed = Bed::new(Link::vhost(false));
+        let server = ["rping", "-s", "-a", "fd77::1", "-V", "-C", "30"];
+        bed.serve("uwarp6.toml", &server, "rping -c -V -C 30 -a", "fd77::1");
+        let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
+        bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
+    });
 }
