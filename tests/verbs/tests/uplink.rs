@@ -66,7 +66,7 @@ fn programs_of_two_hosts_reach_each_other_by_either_version_of_ip() {
     left.pair(&["rping", "-s", "-C", "3"], &["rping", "-c", "-a", "10.8.0.1", "-C", "3"]);
     for host in [&left, &right] {
         let uplink = host.status().uplink.expect("it has an uplink");
-        // Who asks twice gets a second answer, which nobody awaits any more.
+        // A host that asks twice is answered twice, and the second answer is unasked by then.
         let is_clean = uplink.drops.keys().all(|reason| reason == "unasked");
         assert!(uplink.received > 1000 && is_clean, "{uplink:?}");
     }

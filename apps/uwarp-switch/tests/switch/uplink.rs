@@ -199,7 +199,7 @@ fn a_program_connects_to_a_program_of_another_host() {
     assert!(matches!(refused("10.0.0.77:7471"), ConnectError::Unreachable));
     let status = switch.status();
     let uplink = status.uplink.expect("it has an uplink");
-    // Who asks twice gets a second answer, which nobody awaits any more.
+    // A host that asks twice is answered twice, and the second answer is unasked by then.
     let is_clean = uplink.drops.keys().all(|reason| reason == "unasked");
     assert!(uplink.received > 0 && uplink.sent > 0 && is_clean, "{uplink:?}");
     assert!(status.clients[0].drops.is_empty(), "{:?}", status.clients);
