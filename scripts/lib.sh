@@ -120,7 +120,8 @@ missing_packages() {
     echo "${missing[*]}"
 }
 
-build_packages="build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev"
+# cargo only recommends the certificates without which it downloads nothing.
+build_packages="ca-certificates build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev"
 run_packages="iproute2"
 # The programs that suite verbs runs.
 verbs_packages="ibverbs-utils rdmacm-utils perftest qperf fio libfabric-bin ucx-utils rdma-core python3-pyverbs tgt libiscsi-bin libiscsi-dev iputils-ping"
