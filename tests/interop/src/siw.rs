@@ -109,6 +109,15 @@ impl Guest {
         guest
     }
 
+    /// The same, and what is in `folder` is in the guest, as a folder of the same name at the root. A file is written
+    /// beside it.
+    ///
+    /// # Panics
+    /// As [`boot`](Self::boot), and if the path is not UTF-8.
+    pub fn boot_with_folder(attachment: Attachment<'_>, folder: &Path) -> Self {
+        Self::boot_with(attachment, false, &["--add", folder.to_str().expect("a path in UTF-8")])
+    }
+
     fn boot_with(attachment: Attachment<'_>, offloads: bool, more: &[&str]) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/siw-guest");
         let made = Command::new(&script).arg("prepare").stdin(Stdio::null()).output().expect("bash is there");

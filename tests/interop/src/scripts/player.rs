@@ -54,7 +54,11 @@ impl Settings<'_> {
     fn set_system(&self) -> Result<(), String> {
         let set = |name: &str, value: u64| {
             let path = format!("/proc/sys/net/ipv4/{name}");
-            std::fs::write(&path, value.to_string()).map_err(|error| format!("{path}: {error}"))
+            match std::fs::write(&path, value.to_string()) {
+                // What an older kernel does not have is off.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && value == 0 => Ok(()),
+                other => other.map_err(|error| format!("{path}: {error}")),
+            }
         };
         set("tcp_timestamps", self.is_on("ts", false).into())?;
         set("tcp_sack", self.is_on("sack", true).into())?;
@@ -72,9 +76,6 @@ impl Settings<'_> {
         set("tcp_comp_sack_nr", 0)?;
         set("tcp_autocorking", 0)?;
         set("tcp_no_metrics_save", 1)?;
-        if let Some(floor) = self.time("rto_min")? {
-            set("tcp_rto_min_us", floor.as_micros() as u64)?;
-        }
         if let Some(ceiling) = self.time("rto_max")? {
             // Its least is a second.
             set("tcp_rto_max_ms", ceiling.as_millis().max(1000) as u64)?;
@@ -132,7 +133,8 @@ pub fn play(lines: &[Line<'_>]) -> Result<(), String> {
         settings.0.extend(pairs.filter_map(|pair| pair.split_once('=')));
     }
     settings.set_system()?;
-    let tap = Tap::new(settings.number("iw")?).map_err(|error| format!("a tap device: {error}"))?;
+    let tap = Tap::new(settings.number("iw")?, settings.time("rto_min")?)
+        .map_err(|error| format!("a tap device: {error}"))?;
     let mut player = Player::new(tap, settings);
     while let Some(line) = lines.next() {
         if line.code.trim() == edits::STOP {

@@ -39,14 +39,20 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Creates the device in this thread's namespace. `initial_window` is the kernel's, in segments.
-    pub fn new(initial_window: Option<u32>) -> io::Result<Self> {
+    /// Creates the device in this thread's namespace. `initial_window`, in segments, and `rto_min`, the least time to a
+    /// retransmission, are the kernel's.
+    pub fn new(initial_window: Option<u32>, rto_min: Option<Duration>) -> io::Result<Self> {
         let device = TunTapInterface::new("tap0", Medium::Ethernet)?;
         netns::ip(["link", "set", "tap0", "address", &text(KERNEL_MAC)])?;
         End::kernel("tap0", &["10.9.0.1/24"]).bring_up()?;
         netns::ip(["neigh", "add", "10.9.0.2", "lladdr", &text(PEER_MAC), "dev", "tap0"])?;
-        if let Some(segments) = initial_window {
-            netns::ip(["route", "add", "10.9.0.2/32", "dev", "tap0", "initcwnd", &segments.to_string()])?;
+        // A route's metrics, since the kernel before 6.11 has no setting for the RTO.
+        let window = initial_window.map(|segments| ["initcwnd".to_owned(), segments.to_string()]);
+        let floor = rto_min.map(|time| ["rto_min".to_owned(), format!("{}ms", time.as_millis())]);
+        let metrics: Vec<String> = window.into_iter().chain(floor).flatten().collect();
+        if !metrics.is_empty() {
+            let route = ["route", "add", "10.9.0.2/32", "dev", "tap0"].map(str::to_owned);
+            netns::ip(route.into_iter().chain(metrics))?;
         }
         Ok(Self { device, arrived: VecDeque::new() })
     }
