@@ -47,6 +47,10 @@ pub struct Report {
     /// Raw tests: frames per message, and octets of the longest, Ethernet header included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<(u32, u32)>,
+    /// Shares of this side's frames that took the engine's short ways, 0 to 1: received, and sent without pure
+    /// acknowledgments. Of the first engine; from the start of the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hot_share: Option<(f64, f64)>,
     /// Cache-line round trips between the two CPUs, in `pair`.
     pub cacheline_ns: Option<CacheLine>,
 }
@@ -74,6 +78,7 @@ impl Report {
             mframes: None,
             connections_per_s: None,
             frames: None,
+            hot_share: None,
             cacheline_ns: None,
         }
     }
@@ -142,6 +147,9 @@ impl Report {
         }
         if let Some(rate) = self.connections_per_s {
             add("connections/s", format!("{rate:.0}"));
+        }
+        if let Some((received, sent)) = self.hot_share {
+            add("hot in, out", format!("{:.1}, {:.1} %", 100.0 * received, 100.0 * sent));
         }
         if self.verified > 0 {
             add("verified", self.verified.to_string());

@@ -85,11 +85,6 @@ fn port(text: &mut String, now: &StatsSnapshot) {
     let _ = writeln!(text, "{table}");
 }
 
-/// The part of all frames that took the short way.
-fn share(hot: u64, frames: u64) -> String {
-    format!("{:.0} %", 100.0 * hot as f64 / frames.max(1) as f64)
-}
-
 fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
     let mut table = output::table([
         "engine",
@@ -123,8 +118,8 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
             format!("{:.0}", rate.frames_out),
             format!("{:.1}", rate.octets_in * 8e-6),
             format!("{:.1}", rate.octets_out * 8e-6),
-            share(engine.hot_received, engine.frames_received),
-            share(engine.hot_sent, engine.frames_sent),
+            format!("{:.1} %", 100.0 * engine.hot_share_received()),
+            format!("{:.1} %", 100.0 * engine.hot_share_sent()),
             engine.fpdus_received.to_string(),
             engine.fpdus_gathered.to_string(),
             engine.fpdus_sent.to_string(),

@@ -52,9 +52,9 @@ fn uwarp_pcap_captures_what_a_program_sends_and_receives() {
 #[test]
 fn uwarp_faults_loses_frames_and_the_program_does_not_notice() {
     let host = Host::new("faults");
-    let server = host.serve(&["rping", "-s", "-V", "-S", "4096", "-C", "3000"]);
+    let server = host.serve(&["rping", "-s", "-V", "-S", "4096", "-C", "1000"]);
     let lossy = [("UWARP_FAULTS", "loss=1%")];
-    let client = host.start_with(&lossy, &["rping", "-c", "-a", ADDRESS, "-V", "-S", "4096", "-C", "3000"]);
+    let client = host.start_with(&lossy, &["rping", "-c", "-a", ADDRESS, "-V", "-S", "4096", "-C", "1000"]);
     let seen = watch(&client, |seen| {
         let lost = |engine: &EngineStats| engine.faults.get("transmit-lost").is_some_and(|lost| *lost >= 5);
         seen.engines.iter().any(lost)
@@ -79,4 +79,15 @@ fn uwarp_stat_shows_the_connection_of_a_running_program() {
             assert!(shown.succeeded().to_uppercase().contains(&part.to_uppercase()), "no {part}: {}", shown.output);
         }
     }
+}
+
+#[test]
+fn most_segments_of_ib_write_bw_take_the_short_ways() {
+    let host = Host::new("hot");
+    let perftest = ["ib_write_bw", "-R", "-F", "-D", "600"];
+    let server = host.serve_on(&perftest, &[18515]);
+    let client = host.start(&[&perftest[..], &[ADDRESS]].concat());
+    let sent = watch(&client, |seen| seen.engines[0].fpdus_sent > 50_000).engines[0].hot_share_sent();
+    let received = watch(&server, |seen| seen.engines[0].fpdus_received > 50_000).engines[0].hot_share_received();
+    assert!(sent >= 0.95 && received >= 0.95, "sent {sent:.3}, received {received:.3}");
 }

@@ -36,7 +36,7 @@ pub fn run(
     allow_queue_pairs(&mut config, plan.qps);
     let engine = format!("{:?}", config.engine.mode).to_lowercase();
     let context = network.open(config)?;
-    let (mut session, crc) = establish(context, plan, server)?;
+    let (mut session, crc) = establish(context.clone(), plan, server)?;
     let mut report = Report {
         crc: Some(crc),
         engine: Some(engine),
@@ -53,6 +53,8 @@ pub fn run(
         Test::ConnectRate => connect_rate(&mut session, plan, server, &mut report)?,
         _ => bandwidth(&mut session, plan, &mut report)?,
     }
+    report.hot_share =
+        context.stats().engines.first().map(|engine| (engine.hot_share_received(), engine.hot_share_sent()));
     session.leave()?;
     Ok(report)
 }

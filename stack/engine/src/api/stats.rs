@@ -364,3 +364,19 @@ pub struct EngineStats {
     /// Queue pairs.
     pub queue_pairs: Vec<QueuePairStats>,
 }
+
+impl EngineStats {
+    /// The share of received frames that took the short way, 0 to 1. Frames that are no usual segments count, too: the first
+    /// and last of a connection, ARP, acknowledgments that complete work out of the ordinary.
+    #[must_use]
+    pub fn hot_share_received(&self) -> f64 {
+        self.hot_received as f64 / self.frames_received.max(1) as f64
+    }
+
+    /// The share of sent frames that took the short way, 0 to 1; pure acknowledgments are left out.
+    #[must_use]
+    pub fn hot_share_sent(&self) -> f64 {
+        let frames = self.frames_sent.saturating_sub(self.pure_acknowledgments);
+        self.hot_sent as f64 / frames.max(1) as f64
+    }
+}
