@@ -190,7 +190,8 @@ impl Namespaces {
         let addresses = [SERVER_ADDRESS, CLIENT_ADDRESS].map(|address| format!("{address}/24"));
         for namespace in &ends {
             // Some kernels default to BBR, which paces; the comparison is with a bulk flow without loss.
-            netns::run(namespace.command("sysctl").args(["-qw", "net.ipv4.tcp_congestion_control=reno"]))?;
+            let set = || std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno");
+            namespace.inside(set)?.context("the congestion control of a network namespace cannot be set")?;
         }
         let [server, client] = [[addresses[0].as_str()], [addresses[1].as_str()]];
         netns::veth(1500, [End::kernel("bench0", &server).of(&ends[0]), End::kernel("bench0", &client).of(&ends[1])])?;

@@ -7,6 +7,8 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// Reports that this test skips something, and why.
 pub fn skipped(why: &str) {
@@ -20,6 +22,23 @@ pub fn lacks_root(what: &str) -> bool {
         skipped(&format!("{what}: this needs root"));
     }
     lacks
+}
+
+/// Whether another user than root cannot reach `path`, because a folder above it, such as /root, is closed. If so, reports
+/// that this test leaves out what other users do.
+///
+/// # Panics
+/// The path does not exist.
+pub fn is_closed_to_others(path: &Path, what: &str) -> bool {
+    let is_closed = |folder: &&Path| {
+        let metadata = std::fs::metadata(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        metadata.permissions().mode() & 0o001 == 0
+    };
+    let closed = path.ancestors().skip(1).find(is_closed);
+    if let Some(folder) = closed {
+        skipped(&format!("{what}: only root may enter {}; a checkout elsewhere does without this", folder.display()));
+    }
+    closed.is_some()
 }
 
 /// Reports a retry of something that did not work at first.

@@ -6,6 +6,9 @@ use std::process::Command;
 
 use uwarp_verbs_tests::libraries;
 
+/// What the libraries of later releases than Debian 12's have in addition.
+const LATER: [&str; 2] = ["ibv_cmd_create_cq_ex2@@IBVERBS_PRIVATE_34", "ibv_wr_opcode_str@@IBVERBS_PRIVATE_34"];
+
 /// The symbols that programs are bound to by default, as `name@@VERSION`.
 fn symbols(library: &Path) -> BTreeSet<String> {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().expect("nm is installed");
@@ -25,7 +28,7 @@ fn every_symbol_of_debians_libraries_is_there_and_no_other() {
     wanted.extend(symbols(&system.join("librdmacm.so.1")));
     let have = symbols(&libraries().join("libibverbs.so.1"));
     let missing: Vec<_> = wanted.difference(&have).collect();
-    let more: Vec<_> = have.difference(&wanted).collect();
+    let more: Vec<_> = have.difference(&wanted).filter(|name| !LATER.contains(&name.as_str())).collect();
     assert!(missing.is_empty() && more.is_empty(), "missing {missing:?}, too many {more:?}");
     assert!(wanted.len() > 200);
 }

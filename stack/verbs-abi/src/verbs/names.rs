@@ -39,6 +39,30 @@ extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     name(&NAMES, status, c"unknown")
 }
 
+/// Of rdma-core 50 and later.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+    const NAMES: [&CStr; 16] = [
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+    ];
+    name(&NAMES, opcode, c"unknown")
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ibv_node_type_str(kind: ibv_node_type) -> *const c_char {
     const NAMES: [&CStr; 8] = [
