@@ -1,10 +1,10 @@
 /*
  * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
- * completion queue, memory windows of type 2B.
+ * completion queue, memory windows of type 2B, fork between two messages, a full completion queue.
  *
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
- *   ./operations wr|srq|threads|window server ADDRESS
- *   ./operations wr|srq|threads|window client ADDRESS
+ *   ./operations wr|srq|threads|window|fork|full server ADDRESS
+ *   ./operations wr|srq|threads|window|fork|full client ADDRESS
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <infiniband/verbs.h>
@@ -53,6 +54,7 @@ struct end {
 };
 
 static struct ibv_pd *domain;
+static int depth = 256;
 static struct ibv_cq *completions;
 static struct ibv_srq *shared;
 static struct ibv_mr *region;
@@ -69,7 +71,7 @@ static void prepare(struct ibv_context *context)
 	if (domain)
 		return;
 	check((domain = ibv_alloc_pd(context)) != NULL);
-	check((completions = ibv_create_cq(context, 256, NULL, NULL, 0)) != NULL);
+	check((completions = ibv_create_cq(context, depth, NULL, NULL, 0)) != NULL);
 	region = ibv_reg_mr(domain, room, sizeof(room), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 			    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
 	check(region != NULL);
@@ -608,13 +610,158 @@ static void window_client(struct end end)
 		} while (!failed);
 }
 
+/* fork: a child of a started process may exec or exit; each of its calls fails, and none disturbs its parent. */
+static void fork_in_child(struct end *end)
+{
+	struct ibv_sge entry = { (uintptr_t)room, 8, region->lkey };
+	struct ibv_send_wr *bad_send, send = { .wr_id = 40, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_SEND,
+					       .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_recv_wr *bad_receive, receive = { .wr_id = 41, .sg_list = &entry, .num_sge = 1 };
+	struct ibv_device_attr device;
+	struct rdma_cm_id *id;
+	struct ibv_wc found;
+
+	errno = 0;
+	check(ibv_alloc_pd(end->id->verbs) == NULL && errno == EIO);
+	errno = 0;
+	check(ibv_reg_mr(domain, room, sizeof(room), IBV_ACCESS_LOCAL_WRITE) == NULL && errno == EIO);
+	errno = 0;
+	check(ibv_create_cq(end->id->verbs, 16, NULL, NULL, 0) == NULL && errno == EIO);
+	check(ibv_query_device(end->id->verbs, &device) == EIO);
+	check(ibv_post_send(end->id->qp, &send, &bad_send) == EIO);
+	check(ibv_post_recv(end->id->qp, &receive, &bad_receive) == EIO);
+	check(ibv_poll_cq(completions, 1, &found) < 0);
+	check(ibv_dereg_mr(region) == EIO);
+	check(ibv_destroy_qp(end->id->qp) == EIO);
+	errno = 0;
+	check(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == -1 && errno == EIO);
+	errno = 0;
+	check(rdma_disconnect(end->id) == -1 && errno == EIO);
+}
+
+static void fork_and_wait(struct end *end, int by_exec)
+{
+	pid_t child = fork();
+	int status;
+
+	check(child >= 0);
+	if (child == 0) {
+		/* The parent's alarm is not inherited. */
+		alarm(PATIENCE);
+		if (by_exec) {
+			execl("/bin/true", "true", (char *)NULL);
+			exit(1);
+		}
+		fork_in_child(end);
+		/* With the handlers of the library's own exit: they must not end the parent's connections. */
+		exit(0);
+	}
+	check(waitpid(child, &status, 0) == child);
+	check(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void fork_receives(struct end *end)
+{
+	one_receive(end);
+	post_receive(end->id->qp, 1, 4160, 64);
+}
+
+/* A message to and fro before, between and behind the two children. */
+static void fork_client(struct end end)
+{
+	int round, i;
+
+	for (round = 0; round < 3; round++) {
+		if (round > 0)
+			fork_and_wait(&end, round == 2);
+		send_octets(end.id->qp, 50, "to", 2);
+		/* The completion of this and the server's answer have no order. */
+		for (i = 0; i < 2; i++) {
+			struct ibv_wc found = next();
+
+			check(found.status == IBV_WC_SUCCESS && (found.wr_id == 50 || found.wr_id < 2));
+			if (found.wr_id < 2)
+				post_receive(end.id->qp, found.wr_id, 4096 + 64 * found.wr_id, 64);
+		}
+	}
+}
+
+static void fork_server(struct end end)
+{
+	int round;
+
+	for (round = 0; round < 3; round++) {
+		uint64_t which = round % 2;
+
+		check(succeeded(which).byte_len == 2);
+		post_receive(end.id->qp, which, 4096 + 64 * which, 64);
+		send_octets(end.id->qp, 51, "fro", 3);
+		succeeded(51);
+	}
+}
+
+/* full: completions that nobody reaps fill their queue, and an event says so. What fitted is there; the rest is flushed. */
+static void full_receives(struct end *end)
+{
+	if (!end->id->qp)
+		create_queue_pair(end);
+	check(completions->cqe < 16);
+	for (uint64_t number = 0; number < 16; number++)
+		post_receive(end->id->qp, number, 4096 + 64 * number, 64);
+}
+
+static void full_server(struct end end)
+{
+	struct ibv_async_event event;
+	uint64_t number;
+	int flushed = 0;
+
+	do {
+		check(ibv_get_async_event(end.id->verbs, &event) == 0);
+		ibv_ack_async_event(&event);
+		/* A private device has no link before the other end has opened its own. */
+	} while (event.event_type == IBV_EVENT_PORT_ERR || event.event_type == IBV_EVENT_PORT_ACTIVE);
+	check(event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == completions);
+	for (number = 0; number < 16; number++) {
+		struct ibv_wc found = next();
+
+		check(found.wr_id == number);
+		if (found.status == IBV_WC_SUCCESS) {
+			check(flushed == 0 && room[4096 + 64 * number] == (uint8_t)number);
+			continue;
+		}
+		flushed++;
+	}
+	check(flushed > 0 && 16 - flushed >= completions->cqe);
+}
+
+static void full_client(struct end end)
+{
+	uint64_t number;
+	int failed = 0;
+
+	for (number = 0; number < 16; number++) {
+		uint8_t octet = (uint8_t)number;
+
+		send_octets(end.id->qp, 100 + number, &octet, 1);
+	}
+	for (number = 0; number < 16; number++) {
+		struct ibv_wc found = next();
+
+		/* Each of them completes, in order; behind a failure none succeeds. */
+		check(found.wr_id == 100 + number);
+		failed |= found.status != IBV_WC_SUCCESS;
+		check(!failed || found.status != IBV_WC_SUCCESS);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const char *test, *address;
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|window server|client ADDRESS\n");
+		fprintf(stderr, "usage: operations wr|srq|threads|window|fork|full server|client ADDRESS\n");
 		return 2;
 	}
 	test = argv[1];
@@ -641,6 +788,17 @@ int main(int argc, char **argv)
 			window_server(accepted(listening(address), window_receives));
 		else
 			window_client(connected(address, window_receives));
+	} else if (strcmp(test, "fork") == 0) {
+		if (is_server)
+			fork_server(accepted(listening(address), fork_receives));
+		else
+			fork_client(connected(address, fork_receives));
+	} else if (strcmp(test, "full") == 0) {
+		depth = is_server ? 4 : 256;
+		if (is_server)
+			full_server(accepted(listening(address), full_receives));
+		else
+			full_client(connected(address, NULL));
 	} else {
 		fprintf(stderr, "there is no test '%s'\n", test);
 		return 2;

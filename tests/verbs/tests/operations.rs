@@ -44,3 +44,13 @@ fn two_threads_use_one_queue_pair_and_one_completion_queue() {
 fn a_memory_window_opens_a_part_of_a_region_until_the_peer_invalidates_it() {
     both_ends("op-window", "window");
 }
+
+#[test]
+fn a_child_forked_between_messages_gets_errors_and_its_parent_goes_on() {
+    both_ends("op-fork", "fork");
+}
+
+#[test]
+fn a_full_completion_queue_raises_its_event_and_every_request_still_completes() {
+    both_ends("op-full", "full");
+}
