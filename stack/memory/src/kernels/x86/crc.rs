@@ -1,5 +1,6 @@
 //! CRC32C by folding (Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-//! 2009), with or without storing what is read, and by the `crc32` instruction where folding does not pay.
+//! 2009), with or without storing what is read, and by the `crc32` instruction where folding does not pay: in three streams, or
+//! in one for what is shorter still.
 //!
 //! A 128-bit piece of the message may be replaced by its product with x^n modulo the polynomial, added to the piece n
 //! bits further on. In the bit-reflected order of CRC32C, and with the product of two reflected factors coming out one
@@ -76,6 +77,83 @@ unsafe fn serial<const COPY: bool>(register: u32, mut target: *mut u8, mut sourc
     register
 }
 
+/// Below this many octets three streams of the `crc32` instruction are no faster than one.
+const STREAMS_FROM: usize = 96;
+
+/// From this many octets on folding is faster than three streams.
+const STREAMS_BELOW: usize = 480;
+
+/// By the number of 64-bit words: the factors that move the registers of the first and of the second stream over all words
+/// behind them. The last word's `crc32` multiplies by x^32 itself.
+static TO_THE_END: [[u64; 2]; STREAMS_BELOW / 8] = {
+    let mut factors = [[0; 2]; STREAMS_BELOW / 8];
+    let mut words = STREAMS_FROM / 8;
+    while words < factors.len() {
+        let part = words / 3;
+        factors[words] = [power(64 * (words - part) as u32 - 33), power(64 * (words - 2 * part) as u32 - 33)];
+        words += 1;
+    }
+    factors
+};
+
+/// By the `crc32` instruction in three streams, of which each takes a third of the words: it has a latency of three cycles, but
+/// one can begin in each cycle.
+///
+/// # Safety
+/// As [`serial`], and `length` is from [`STREAMS_FROM`] to below [`STREAMS_BELOW`].
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse4.2")]
+unsafe fn streams<const COPY: bool>(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
+    let word = |index: usize| {
+        // SAFETY: all indexes below are of words within the length.
+        unsafe {
+            let value = source.cast::<u64>().add(index).read_unaligned();
+            if COPY {
+                target.cast::<u64>().add(index).write_unaligned(value);
+            }
+            value
+        }
+    };
+    let words = length / 8;
+    let part = words / 3;
+    let (mut first, mut second, mut third) = (u64::from(register), 0, 0);
+    for index in 0..part {
+        first = _mm_crc32_u64(first, word(index));
+        second = _mm_crc32_u64(second, word(part + index));
+        // The last word waits for the other streams.
+        if index + 1 < part {
+            third = _mm_crc32_u64(third, word(2 * part + index));
+        }
+    }
+    for index in 3 * part - 1..words - 1 {
+        third = _mm_crc32_u64(third, word(index));
+    }
+    let [first_factor, second_factor] = TO_THE_END[words];
+    let product = |register: u64, factor: u64| {
+        _mm_clmulepi64_si128::<0x00>(_mm_cvtsi64_si128(register as i64), _mm_cvtsi64_si128(factor as i64))
+    };
+    let moved = _mm_xor_si128(product(first, first_factor), product(second, second_factor));
+    let register = _mm_crc32_u64(third, word(words - 1) ^ _mm_cvtsi128_si64(moved) as u64) as u32;
+    let taken = 8 * words;
+    // SAFETY: the octets that are left.
+    unsafe { serial::<COPY>(register, target.wrapping_add(taken), source.add(taken), length - taken) }
+}
+
+/// What is too short for folding: below [`STREAMS_BELOW`] octets.
+///
+/// # Safety
+/// As [`serial`].
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse4.2")]
+unsafe fn short<const COPY: bool>(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
+    if length < STREAMS_FROM {
+        // SAFETY: the caller's promise.
+        return unsafe { serial::<COPY>(register, target, source, length) };
+    }
+    // SAFETY: the caller's promise, and the test above.
+    unsafe { streams::<COPY>(register, target, source, length) }
+}
+
 /// The register after the sixteen octets of a folded piece.
 #[inline]
 #[target_feature(enable = "sse4.2")]
@@ -86,9 +164,6 @@ fn reduce(piece: __m128i) -> u32 {
 
 pub(super) mod avx512 {
     use super::*;
-
-    /// Below this many octets the `crc32` instruction is faster.
-    const SERIAL_BELOW: usize = 96;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq")]
@@ -111,9 +186,9 @@ pub(super) mod avx512 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,vpclmulqdq,pclmulqdq,sse4.2")]
     unsafe fn run<const COPY: bool>(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
-        if length < SERIAL_BELOW {
+        if length < STREAMS_BELOW {
             // SAFETY: the caller's promise.
-            return unsafe { serial::<COPY>(register, target, source, length) };
+            return unsafe { short::<COPY>(register, target, source, length) };
         }
         let block = |offset: usize| {
             // SAFETY: all offsets below are such that 64 octets from there are within the length.
@@ -199,9 +274,6 @@ pub(super) mod avx512 {
 pub(super) mod avx2 {
     use super::*;
 
-    /// Below this many octets the `crc32` instruction is faster.
-    const SERIAL_BELOW: usize = 128;
-
     /// `next` plus `value` times the factors.
     #[inline]
     #[target_feature(enable = "pclmulqdq,sse4.2")]
@@ -218,9 +290,9 @@ pub(super) mod avx2 {
     #[inline]
     #[target_feature(enable = "avx2,pclmulqdq,sse4.2")]
     unsafe fn run<const COPY: bool>(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
-        if length < SERIAL_BELOW {
+        if length < STREAMS_BELOW {
             // SAFETY: the caller's promise.
-            return unsafe { serial::<COPY>(register, target, source, length) };
+            return unsafe { short::<COPY>(register, target, source, length) };
         }
         let piece = |offset: usize| {
             // SAFETY: all offsets below are such that 16 octets from there are within the length.
