@@ -136,6 +136,11 @@ pub struct CompletionQueue {
 const POLLS_BEFORE_YIELD: u32 = 256;
 
 impl CompletionQueue {
+    /// What events call this queue.
+    pub fn id(&self) -> CompletionQueueId {
+        self.core.id
+    }
+
     pub(crate) fn create(shared: &Arc<Shared>, depth: usize) -> Result<Self, Error> {
         shared.check_open()?;
         // Queue pairs that were dropped hold theirs until the engine has forgotten them.

@@ -56,6 +56,7 @@ struct end {
 static struct ibv_pd *domain;
 static int depth = 256;
 static struct ibv_cq *completions;
+static struct ibv_cq *send_completions; /* where they have a queue of their own */
 static struct ibv_srq *shared;
 static struct ibv_mr *region;
 static uint8_t room[ROOM] __attribute__((aligned(64)));
@@ -81,7 +82,7 @@ static void create_queue_pair(struct end *end)
 {
 	struct ibv_qp_init_attr_ex wanted = {
 		.qp_type = IBV_QPT_RC,
-		.send_cq = completions,
+		.send_cq = send_completions ? send_completions : completions,
 		.recv_cq = completions,
 		.srq = shared,
 		.cap = { .max_send_wr = 64, .max_recv_wr = shared ? 0 : 16, .max_send_sge = 2,
@@ -703,8 +704,11 @@ static void fork_server(struct end end)
 /* full: completions that nobody reaps fill their queue, and an event says so. What fitted is there; the rest is flushed. */
 static void full_receives(struct end *end)
 {
-	if (!end->id->qp)
+	if (!end->id->qp) {
+		/* The event has to name the other one. */
+		check((send_completions = ibv_create_cq(end->id->verbs, 64, NULL, NULL, 0)) != NULL);
 		create_queue_pair(end);
+	}
 	check(completions->cqe < 16);
 	for (uint64_t number = 0; number < 16; number++)
 		post_receive(end->id->qp, number, 4096 + 64 * number, 64);

@@ -8,6 +8,7 @@ use crate::cm::port;
 use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::process;
+use crate::verbs::completion::Queue;
 use crate::verbs::events::Event as Asynchronous;
 use crate::verbs::{context, queue_pair, shared_receives};
 use libc::c_int;
@@ -150,10 +151,15 @@ fn carry_asynchronous(event: &AsyncEvent) {
         AsyncEvent::QueuePairFatal { queue_pair, .. } => {
             (IBV_EVENT_QP_FATAL, queue_pair::find(*queue_pair).map(|qp| qp.addr()))
         }
-        AsyncEvent::CompletionQueueOverflow { queue_pair, .. } => {
-            // SAFETY: from the list of those that live.
-            let queue = queue_pair::find(*queue_pair).map(|qp| unsafe { (*qp).send_cq.addr() });
-            (IBV_EVENT_CQ_ERR, queue)
+        AsyncEvent::CompletionQueueOverflow { queue, queue_pair } => {
+            let full = queue_pair::find(*queue_pair).map(|qp| {
+                // SAFETY: from the list of those that live, and so are its queues.
+                let (send, receive) = unsafe { ((*qp).send_cq, (*qp).recv_cq) };
+                // SAFETY: as above.
+                let receives = unsafe { Handle::<Queue>::get(receive.cast()) };
+                if receives.is_ok_and(|receives| receives.lock().id() == *queue) { receive.addr() } else { send.addr() }
+            });
+            (IBV_EVENT_CQ_ERR, full)
         }
         AsyncEvent::SharedReceivesLow { queue } => {
             (IBV_EVENT_SRQ_LIMIT_REACHED, shared_receives::find(*queue).map(|queue| queue.addr()))
