@@ -138,12 +138,28 @@ impl<P: Port> Core<P> {
     #[inline]
     fn receive_batch(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         let guesses = self.look_ahead(batch);
-        for (place, frame) in batch.drain(..).enumerate() {
+        // The short way needs a frame only to look at, where it is.
+        let mut short = 0;
+        if guesses.is_empty() {
+            while let Some(frame) = batch.get(short)
+                && self.receive_short(turn, frame)
+            {
+                short += 1;
+            }
+            if short == batch.len() {
+                return batch.clear();
+            }
+        }
+        let mut was_tried = guesses.is_empty();
+        for (place, frame) in batch.drain(..).enumerate().skip(short) {
             if !guesses.is_empty() {
                 self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
                 self.look_ahead_at(&guesses, place + DISTANCE);
             }
-            self.receive_frame(turn, frame);
+            if was_tried || !self.receive_short(turn, &frame) {
+                self.receive_long(turn, frame);
+            }
+            was_tried = false;
         }
     }
 

@@ -109,6 +109,12 @@ impl Receiver {
         self.edge
     }
 
+    /// The delay of an acknowledgment, in ns.
+    #[inline]
+    pub(crate) fn ack_delay(&self) -> u64 {
+        u64::from(self.ack_delay)
+    }
+
     /// RCV.NXT in the last segment sent.
     #[inline]
     pub(crate) fn last_ack_sent(&self) -> Position {

@@ -126,6 +126,12 @@ impl RttEstimator {
         if self.backoff == 0 { self.base } else { self.back_off() }
     }
 
+    /// What neither [`RttEstimator::timeout`] nor [`RttEstimator::probe_timeout`] is ever below.
+    #[inline]
+    pub(crate) fn least_timeout(&self) -> u64 {
+        self.peer_ack_delay.nanos().min(self.base)
+    }
+
     /// RTO before any expiry of the timer.
     pub(crate) fn timeout_without_backoff(&self) -> u64 {
         self.base

@@ -22,7 +22,7 @@ use crate::rdma::running::Running;
 impl<P: Port> Core<P> {
     /// Takes a frame if it is the predicted segment of the connection that the last frame belonged to. Writes and Sends that are
     /// whole in it are placed here; other FPDUs go to the general code. False: the general code has to take the whole frame.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
         let Some(index) = self.connections.guess else { return false };
         let connection = self.connections.table.get(index);
@@ -72,6 +72,8 @@ impl<P: Port> Core<P> {
             }
         }
         self.counters.hot_received += 1;
+        self.counters.frames_received += 1;
+        self.counters.octets_received += buffer.data().len() as u64;
         let mut octets = buffer.data().get(predicted.payload).unwrap_or(&[]);
         if let Phase::Running(running) = &mut connection.phase
             && let Some(number) = connection.queue_pair
@@ -97,9 +99,7 @@ impl<P: Port> Core<P> {
         if !octets.is_empty() {
             self.receive_rest(turn, index, octets);
         } else if connection.quiet && !connection.tcp.wants_transmit(self.now) {
-            if let Some(deadline) = connection.next_deadline() {
-                self.connections.wheel.arm(index, deadline);
-            }
+            self.connections.wheel.arm_for(index, connection, self.now);
         } else {
             Self::schedule(&mut self.connections.ready, index, connection);
         }

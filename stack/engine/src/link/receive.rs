@@ -19,13 +19,23 @@ use crate::link::port::{Buffer, ChecksumStatus, Port};
 
 impl<P: Port> Core<P> {
     /// Takes one frame.
-    #[inline]
     pub(crate) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        if !self.receive_short(turn, &buffer) {
+            self.receive_long(turn, buffer);
+        }
+    }
+
+    /// Takes a frame the short way, if it is one for it.
+    #[inline(always)]
+    pub(crate) fn receive_short(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
+        self.config.hot && self.receive_hot(turn, buffer)
+    }
+
+    /// Takes a frame that is none for the short way.
+    #[inline]
+    pub(crate) fn receive_long(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.total_len() as u64;
-        if self.config.hot && self.receive_hot(turn, &buffer) {
-            return;
-        }
         self.leave_short_ways();
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());

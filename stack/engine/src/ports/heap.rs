@@ -1,8 +1,8 @@
 //! Buffers on the heap, for ports without a device.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use crossbeam::queue::ArrayQueue;
 
@@ -12,12 +12,10 @@ use crate::link::port::{Buffer, Capabilities, ReceivedChecksums, TransmitChecksu
 struct Storage {
     octets: Box<[u8]>,
     references: AtomicU32,
-}
-
-#[derive(Debug)]
-struct PoolInner {
-    free: ArrayQueue<Arc<Storage>>,
-    headroom: usize,
+    /// Where a fresh frame starts.
+    headroom: u32,
+    /// Where it goes when it is free, unless its pool is gone.
+    home: Weak<ArrayQueue<Arc<Storage>>>,
 }
 
 /// Capabilities of a port with heap buffers. `offload`: it computes checksums.
@@ -34,57 +32,63 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
     }
 }
 
-/// A fixed number of buffers of one size. The most recently freed, which are likely still in the caches, are used
-/// first.
+/// A fixed number of buffers of one size. Those that were freed before are used first, which are likely still in the caches.
 #[derive(Debug)]
 pub struct HeapPool {
-    inner: Arc<PoolInner>,
-    /// Free buffers; `inner.free` has those freed since the last allocation.
-    stack: RefCell<Vec<Arc<Storage>>>,
+    /// Buffers that were freed.
+    freed: Arc<ArrayQueue<Arc<Storage>>>,
+    /// Buffers that were never allocated.
+    fresh: RefCell<Vec<Arc<Storage>>>,
 }
 
 impl HeapPool {
     /// `count` buffers (at least one) of `data_room` octets, of which `headroom` precede a fresh frame.
     pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
         let count = count.max(1);
-        let storage = || Storage { octets: vec![0; data_room].into(), references: AtomicU32::new(0) };
-        let stack = (0..count).map(|_| Arc::new(storage())).collect();
-        let inner = PoolInner { free: ArrayQueue::new(count), headroom: headroom.min(data_room) };
-        HeapPool { inner: Arc::new(inner), stack: RefCell::new(stack) }
+        let freed = Arc::new(ArrayQueue::new(count));
+        let storage = || Storage {
+            octets: vec![0; data_room].into(),
+            references: AtomicU32::new(0),
+            headroom: headroom.min(data_room) as u32,
+            home: Arc::downgrade(&freed),
+        };
+        let fresh = (0..count).map(|_| Arc::new(storage())).collect();
+        HeapPool { freed, fresh: RefCell::new(fresh) }
     }
 
     /// A buffer with an empty frame behind the headroom; `None` if all are in use.
+    #[inline]
     pub fn alloc(&self) -> Option<HeapBuffer> {
-        let stack = &mut *self.stack.borrow_mut();
-        while let Some(storage) = self.inner.free.pop() {
-            stack.push(storage);
-        }
-        let mut storage = stack.pop()?;
+        let storage = match self.freed.pop() {
+            Some(storage) => storage,
+            None => self.fresh.borrow_mut().pop()?,
+        };
         // Another thread may still be dropping its reference.
-        while Arc::get_mut(&mut storage).is_none() {
+        while Arc::strong_count(&storage) > 1 {
             std::hint::spin_loop();
         }
         storage.references.store(1, Ordering::Relaxed);
+        let start = storage.headroom;
         Some(HeapBuffer {
             storage: Some(storage),
-            pool: Arc::clone(&self.inner),
-            start: self.inner.headroom as u32,
+            start,
             length: 0,
             received: ReceivedChecksums::default(),
             transmit: TransmitChecksums::default(),
-            tail: Vec::new(),
+            tail: None,
             is_view: false,
         })
     }
 
     /// Free buffers.
+    #[inline]
     pub fn free(&self) -> usize {
-        self.inner.free.len() + self.stack.borrow().len()
+        self.freed.len() + self.fresh.borrow().len()
     }
 
     /// All buffers.
     pub fn total(&self) -> usize {
-        self.inner.free.capacity()
+        self.freed.capacity()
     }
 }
 
@@ -93,18 +97,27 @@ impl HeapPool {
 pub struct HeapBuffer {
     /// `None` only while the buffer is dropped.
     storage: Option<Arc<Storage>>,
-    pool: Arc<PoolInner>,
     start: u32,
     length: u32,
     received: ReceivedChecksums,
     transmit: TransmitChecksums,
-    /// Further parts of the frame.
-    tail: Vec<HeapBuffer>,
+    /// Further parts of the frame, if any.
+    tail: Option<Box<Tail>>,
     /// The storage belongs to another buffer.
     is_view: bool,
 }
 
+/// The parts of a frame behind the first.
+#[derive(Debug)]
+struct Tail(Vec<HeapBuffer>);
+
 impl HeapBuffer {
+    /// The parts behind the first.
+    #[inline]
+    fn tail(&self) -> &[HeapBuffer] {
+        self.tail.as_ref().map_or(&[], |tail| &tail.0)
+    }
+
     /// Sets the verdict on the checksums that a receiver sees.
     pub fn set_received_checksums(&mut self, checksums: ReceivedChecksums) {
         self.received = checksums;
@@ -112,7 +125,7 @@ impl HeapBuffer {
 
     /// Copies `frame` into the buffer, cut at what fits behind the headroom.
     pub fn fill(&mut self, frame: &[u8]) {
-        let start = self.pool.headroom;
+        let start = self.storage.as_ref().map_or(0, |storage| storage.headroom as usize);
         let mut filled = 0;
         if let Some(storage) = self.storage_mut() {
             let room = &mut storage[start..];
@@ -126,23 +139,26 @@ impl HeapBuffer {
     pub fn view(&self, start: usize, length: usize) -> HeapBuffer {
         let mut view = self.share();
         view.is_view = true;
-        view.tail.clear();
+        view.tail = None;
         view.transmit = TransmitChecksums::default();
         view.set_range(start, length);
         view
     }
 
+    #[inline]
     fn octets(&self) -> &[u8] {
         self.storage.as_ref().map_or(&[], |storage| &storage.octets)
     }
 }
 
 impl Drop for HeapBuffer {
+    #[inline]
     fn drop(&mut self) {
         if let Some(storage) = self.storage.take()
             && storage.references.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(home) = storage.home.upgrade()
         {
-            let _ = self.pool.free.push(storage);
+            let _ = home.push(storage);
         }
     }
 }
@@ -155,18 +171,18 @@ impl Buffer for HeapBuffer {
 
     #[inline]
     fn total_len(&self) -> usize {
-        let tail = if self.tail.is_empty() { 0 } else { self.tail.iter().map(Buffer::total_len).sum() };
+        let tail = self.tail.as_ref().map_or(0, |tail| tail.0.iter().map(Buffer::total_len).sum());
         self.length as usize + tail
     }
 
     #[inline]
     fn segment_count(&self) -> usize {
-        1 + self.tail.len()
+        1 + self.tail().len()
     }
 
     #[inline]
     fn segment(&self, index: usize) -> Option<&[u8]> {
-        if index == 0 { Some(self.data()) } else { self.tail.get(index - 1).map(Buffer::data) }
+        if index == 0 { Some(self.data()) } else { self.tail().get(index - 1).map(Buffer::data) }
     }
 
     #[inline]
@@ -191,8 +207,8 @@ impl Buffer for HeapBuffer {
         if let Some(storage) = &self.storage {
             storage.references.fetch_add(1, Ordering::Relaxed);
         }
-        let tail = if self.tail.is_empty() { Vec::new() } else { self.tail.iter().map(Buffer::share).collect() };
-        HeapBuffer { storage: self.storage.clone(), pool: Arc::clone(&self.pool), tail, ..*self }
+        let tail = self.tail.as_ref().map(|tail| Box::new(Tail(tail.0.iter().map(Buffer::share).collect())));
+        HeapBuffer { storage: self.storage.clone(), tail, ..*self }
     }
 
     #[inline]
@@ -204,9 +220,10 @@ impl Buffer for HeapBuffer {
         if self.is_shared() && !self.is_view {
             return Err(tail);
         }
-        let further = std::mem::take(&mut tail.tail);
-        self.tail.push(tail);
-        self.tail.extend(further);
+        let further = tail.tail.take();
+        let parts = &mut self.tail.get_or_insert_with(|| Box::new(Tail(Vec::new()))).0;
+        parts.push(tail);
+        parts.extend(further.into_iter().flat_map(|further| further.0));
         Ok(())
     }
 
