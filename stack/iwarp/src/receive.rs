@@ -196,6 +196,53 @@ impl Stream {
         }
     }
 
+    /// The header of a segment that [`Stream::receive`] would deliver as the whole response to a read, if it does no more than
+    /// [`Stream::response_received`].
+    #[inline]
+    pub fn usual_response(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
+        let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
+        let is_next = header.control == Control::new(Opcode::ReadResponse)
+            && header.last
+            && matches!(self.open_tagged, OpenTagged::None)
+            && header.offset.checked_add(ulpdu.len() as u64).is_some()
+            && self.outstanding.is_answered_by(header.stag, header.offset, ulpdu.len() - TAGGED_HEADER_LEN);
+        (is_next && self.delivers()).then_some(header)
+    }
+
+    /// The segment whose header [`Stream::usual_response`] returned was placed.
+    #[inline]
+    pub fn response_received(&mut self) {
+        self.heard = true;
+        self.outstanding.answered();
+    }
+
+    /// The read of at least one octet that [`Stream::receive`] would deliver, if it does no more than
+    /// [`Stream::read_request_received`].
+    #[inline]
+    pub fn usual_read_request(&self, ulpdu: &[u8]) -> Option<InboundRead> {
+        let Ok(Header::Untagged(header)) = Header::parse(ulpdu) else { return None };
+        let is_next = header.queue == QueueNumber::READ_REQUEST
+            && header.control == Control::new(Opcode::ReadRequest)
+            && header.last
+            && header.message_sequence_number == self.receive_request_number
+            && header.message_offset == 0
+            && self.open_request.is_none();
+        if !is_next || self.inbound.is_full() || !self.delivers() {
+            return None;
+        }
+        let request = ReadRequest::parse(ulpdu.get(UNTAGGED_HEADER_LEN..)?).ok()?;
+        request.source_offset.checked_add(u64::from(request.length).checked_sub(1)?)?;
+        Some(InboundRead::new(request, TerminatedHeader::from_segment(ulpdu)?))
+    }
+
+    /// The read that [`Stream::usual_read_request`] returned has an accessible source: as [`Stream::accept_read`].
+    #[inline]
+    pub fn read_request_received(&mut self, read: InboundRead) {
+        self.heard = true;
+        self.receive_request_number = self.receive_request_number.next();
+        self.accept_read(read);
+    }
+
     #[inline]
     fn receive_segment<'a>(&mut self, ulpdu: &'a [u8], first: bool) -> Result<Delivery<'a>, Fault> {
         match Header::parse(ulpdu) {

@@ -27,7 +27,7 @@ enum Fresh {
 
 impl Connection {
     /// Whether [`Connection::poll_transmit`] has something to give. Cheap.
-    #[inline]
+    #[inline(always)]
     pub fn wants_transmit(&self, _now: Instant) -> bool {
         let owes = self.receiver.wants_ack() | self.pending.any() | self.ecn.owes();
         // Most often everything was sent and nothing is lost.

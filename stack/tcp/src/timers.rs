@@ -64,13 +64,12 @@ impl Connection {
         earliest.finite()
     }
 
-    /// A time before which no timer expires that a usual segment, received or sent at `now`, has started. See
-    /// [`Connection::on_usual_segment`] and [`Connection::send_at_once`].
+    /// A time before which no timer expires that [`Connection::on_usual_segment`] has started at `now`.
     #[inline(always)]
     pub fn soonest_timer(&self, now: Instant) -> Instant {
-        // Delayed acknowledgment, retransmission and probe have these delays at least; few segments start the others.
-        let delay = self.receiver.ack_delay().min(self.rtt.least_timeout());
-        now.after_nanos(delay).min(self.timers.user).min(self.timers.persist).min(self.timers.keep_alive)
+        // It starts timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and rarely that of
+        // keep-alive.
+        now.after_nanos(self.receiver.ack_delay().min(self.rtt.least_timeout())).min(self.timers.keep_alive)
     }
 
     /// Handles the timers that are due by `now`; then [`Connection::poll_transmit`] may have a segment. An early call

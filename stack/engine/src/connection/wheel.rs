@@ -8,8 +8,6 @@
 use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::Instant;
 
-use crate::connection::Connection;
-
 /// Nanoseconds of a tick, as a power of two.
 const TICK_SHIFT: u32 = 15;
 const LEVELS: usize = 5;
@@ -72,23 +70,16 @@ impl Wheel {
         }
     }
 
-    /// As [`Wheel::arm`] with a connection's deadline, after a segment that started no timer but those of an open connection.
-    ///
-    /// Between two segments the entry fires no later than any timer that runs. So nothing is to be done if it fires before all that
-    /// the segment can have started, which costs less than to find the earliest of all timers.
-    #[inline(always)]
-    pub(crate) fn arm_for(&mut self, index: u32, connection: &Connection, now: Instant) {
-        let soonest = tick_of(connection.tcp.soonest_timer(now));
-        if self.nodes.get(index as usize).is_none_or(|node| node.place == UNARMED || node.when > soonest) {
-            self.arm_anew(index, connection);
-        }
+    /// Whether entry `index` fires no later than `at`: nothing has to be armed for then.
+    #[inline]
+    pub(crate) fn fires_by(&self, index: u32, at: Instant) -> bool {
+        self.nodes.get(index as usize).is_some_and(|node| node.place != UNARMED && node.when <= tick_of(at))
     }
 
-    #[inline(never)]
-    fn arm_anew(&mut self, index: u32, connection: &Connection) {
-        if let Some(deadline) = connection.next_deadline() {
-            self.arm(index, deadline);
-        }
+    /// Whether entry `index` fires within a tick from `at`, as it does once it was armed for that.
+    pub(crate) fn is_armed_for(&self, index: u32, at: Instant) -> bool {
+        let when = tick_not_before(at).max(self.elapsed + 1);
+        self.nodes.get(index as usize).is_some_and(|node| node.place != UNARMED && node.when <= when)
     }
 
     #[inline(never)]

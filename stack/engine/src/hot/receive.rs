@@ -2,7 +2,7 @@
 
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, Turn, kernels};
-use uwarp_tcp::Events;
+use uwarp_tcp::{Events, Instant};
 use uwarp_wire::ddp::{TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::crc_from_octets;
 use uwarp_wire::rdmap::{Control, Opcode};
@@ -11,8 +11,10 @@ use uwarp_wire::{ipv4, ipv6};
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
+use crate::connection::wheel::Wheel;
 use crate::core::Core;
 use crate::hot::segment::Predicted;
+use crate::hot::transmit::complete;
 use crate::link::port::{Buffer, Port};
 use crate::link::template::{Layout, PLAIN, TAGGED};
 use crate::rdma::lanes::Lanes;
@@ -20,8 +22,8 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Running;
 
 impl<P: Port> Core<P> {
-    /// Takes a frame if it is the predicted segment of the connection that the last frame belonged to. Writes and Sends that are
-    /// whole in it are placed here; other FPDUs go to the general code. False: the general code has to take the whole frame.
+    /// Takes a frame if it is the predicted segment of the connection that the last frame belonged to. Writes, Sends, Reads and their
+    /// responses that are whole in it are taken here; other FPDUs go to the general code. False: the general code has to take the whole frame.
     #[inline(never)]
     pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
         let Some(index) = self.connections.guess else { return false };
@@ -75,15 +77,14 @@ impl<P: Port> Core<P> {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.data().len() as u64;
         let mut octets = buffer.data().get(predicted.payload).unwrap_or(&[]);
-        if let Phase::Running(running) = &mut connection.phase
-            && let Some(number) = connection.queue_pair
+        if let Some(number) = connection.queue_pair
             && let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number as usize)
             && !turn.has_transparent()
         {
             while !octets.is_empty() {
                 let Some((fpdu, ulpdu)) = first_fpdu(octets) else { break };
-                if place_write(turn, running, queue_pair, fpdu, ulpdu).is_none() {
-                    if place_send(turn, running, queue_pair, &mut self.rdma.lanes, fpdu, ulpdu).is_none() {
+                if place_write(turn, connection, queue_pair, fpdu, ulpdu).is_none() {
+                    if take_other(turn, connection, queue_pair, &mut self.rdma.lanes, fpdu, ulpdu).is_none() {
                         break;
                     }
                     if queue_pair.overflowed.is_some() {
@@ -99,7 +100,14 @@ impl<P: Port> Core<P> {
         if !octets.is_empty() {
             self.receive_rest(turn, index, octets);
         } else if connection.quiet && !connection.tcp.wants_transmit(self.now) {
-            self.connections.wheel.arm_for(index, connection, self.now);
+            // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So nothing is
+            // to be done if it fires before all that the segment can have started.
+            let wheel = &mut self.connections.wheel;
+            if !wheel.fires_by(index, connection.tcp.soonest_timer(self.now)) {
+                arm(wheel, index, connection);
+            }
+            let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
+            debug_assert!(connection.scheduled || connection.next_deadline().is_none_or(is_in_time));
         } else {
             Self::schedule(&mut self.connections.ready, index, connection);
         }
@@ -139,6 +147,14 @@ impl<P: Port> Core<P> {
     }
 }
 
+/// Arms a connection's timer.
+#[inline(never)]
+fn arm(wheel: &mut Wheel, index: u32, connection: &Connection) {
+    if let Some(deadline) = connection.next_deadline() {
+        wheel.arm(index, deadline);
+    }
+}
+
 /// The first FPDU of `octets` if it is whole, and its ULPDU.
 #[inline(always)]
 fn first_fpdu(octets: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -151,11 +167,12 @@ fn first_fpdu(octets: &[u8]) -> Option<(&[u8], &[u8])> {
 #[inline(always)]
 fn place_write(
     turn: &Turn<'_>,
-    running: &mut Running,
+    connection: &mut Connection,
     queue_pair: &QueuePair,
     fpdu: &[u8],
     ulpdu: &[u8],
 ) -> Option<()> {
+    let Phase::Running(running) = &mut connection.phase else { return None };
     let header = running.stream.usual_write(ulpdu)?;
     if running.crc && !is_intact(fpdu) {
         return None;
@@ -175,22 +192,43 @@ fn is_intact(fpdu: &[u8]) -> bool {
     parts.is_some_and(|(covered, field)| kernels::crc32c(covered) == crc_from_octets(*field))
 }
 
-/// Places an FPDU if it is faultless and part of a usual Send, whose receive completes with the last one. Otherwise no state has
-/// changed; memory may have been written, which the general code writes once more.
-fn place_send(
+/// Takes an FPDU if it is faultless and part of a usual Send, or a usual Read or response. Otherwise no state has changed.
+#[inline(never)]
+fn take_other(
     turn: &Turn<'_>,
-    running: &mut Running,
+    connection: &mut Connection,
     queue_pair: &mut QueuePair,
     lanes: &mut Lanes,
     fpdu: &[u8],
     ulpdu: &[u8],
 ) -> Option<()> {
+    let Phase::Running(running) = &mut connection.phase else { return None };
+    let acknowledged = connection.tcp.octets_acknowledged();
+    if place_send(turn, running, queue_pair, lanes, acknowledged, fpdu, ulpdu).is_none()
+        && place_response(turn, running, queue_pair, lanes, acknowledged, fpdu, ulpdu).is_none()
+    {
+        take_read_request(turn, running, queue_pair, fpdu, ulpdu)?;
+        connection.quiet = false;
+    }
+    Some(())
+}
+
+/// Places an FPDU if it is faultless and part of a usual Send, whose receive completes with the last one, behind own work that is
+/// done with `acknowledged` octets of our stream. Otherwise no state has changed; memory may have been written, which the general
+/// code writes once more.
+fn place_send(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &mut QueuePair,
+    lanes: &mut Lanes,
+    acknowledged: u64,
+    fpdu: &[u8],
+    ulpdu: &[u8],
+) -> Option<()> {
     let header = running.stream.usual_send(ulpdu)?;
     let payload = ulpdu.get(UNTAGGED_HEADER_LEN..)?;
-    // Own work that this segment may have acknowledged completes first.
-    let others_come_first =
-        !(queue_pair.written.is_empty() && queue_pair.held.is_empty()) || queue_pair.send.begun() > 0;
-    if others_come_first || running.crc && !is_intact(fpdu) {
+    let waits_for_commit = !(queue_pair.written.is_empty() && queue_pair.held.is_empty());
+    if waits_for_commit || running.crc && !is_intact(fpdu) {
         return None;
     }
     let begins = !queue_pair.receive.is_begun();
@@ -214,7 +252,51 @@ fn place_send(
         if header.control == Control::new(Opcode::SendSolicited) {
             completion.flags = CompletionFlags::SOLICITED;
         }
+        // Own work that this segment may have acknowledged completes first.
+        complete(lanes, acknowledged, queue_pair);
         queue_pair.complete_receive(lanes, completion);
     }
+    Some(())
+}
+
+/// Places an FPDU if it is faultless and the whole response to a Read, and completes the Read. Otherwise nothing has changed.
+#[inline(never)]
+fn place_response(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &mut QueuePair,
+    lanes: &mut Lanes,
+    acknowledged: u64,
+    fpdu: &[u8],
+    ulpdu: &[u8],
+) -> Option<()> {
+    let header = running.stream.usual_response(ulpdu)?;
+    if running.crc && !is_intact(fpdu) {
+        return None;
+    }
+    let payload = ulpdu.get(TAGGED_HEADER_LEN..)?;
+    turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::LOCAL_WRITE).ok()?;
+    running.stream.response_received();
+    queue_pair.send.read_done();
+    complete(lanes, acknowledged, queue_pair);
+    Some(())
+}
+
+/// Takes an FPDU if it is faultless and a Read of memory that the peer may read. Otherwise nothing has changed.
+#[inline(never)]
+fn take_read_request(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &QueuePair,
+    fpdu: &[u8],
+    ulpdu: &[u8],
+) -> Option<()> {
+    let read = running.stream.usual_read_request(ulpdu)?;
+    if running.crc && !is_intact(fpdu) {
+        return None;
+    }
+    let (stag, offset, length) = (read.request.source_stag.0, read.request.source_offset.0, read.request.length);
+    turn.check(queue_pair.association, stag, offset, u64::from(length), Access::REMOTE_READ).ok()?;
+    running.stream.read_request_received(read);
     Some(())
 }

@@ -147,7 +147,7 @@ fn build_response(
 
 /// Publishes the completions of elements that are done.
 #[inline]
-fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
+pub(super) fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
     while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
         queue_pair.complete_send(lanes, completion);
     }

@@ -262,6 +262,21 @@ mod tests {
     }
 
     #[test]
+    fn a_buffer_outlives_its_pool_and_goes_with_its_last_reference() {
+        let pool = HeapPool::new(2, 256, 128);
+        let mut buffer = pool.alloc().expect("one is free");
+        buffer.fill(b"frame");
+        drop(pool.alloc());
+        let storage = buffer.storage.as_ref().map(Arc::downgrade).expect("it has storage");
+        drop(pool);
+        let second = buffer.share();
+        drop(buffer);
+        assert_eq!(second.data(), b"frame");
+        drop(second);
+        assert_eq!(storage.strong_count(), 0);
+    }
+
+    #[test]
     fn references_on_two_threads_never_lose_a_buffer() {
         let pool = HeapPool::new(4, 64, 0);
         let (sender, receiver) = crossbeam::channel::bounded::<HeapBuffer>(2);

@@ -126,6 +126,20 @@ impl OutstandingReads {
         Ok((token, last))
     }
 
+    /// Whether a segment is the whole response to the oldest request, which is a read of the consumer's.
+    #[inline]
+    pub(crate) fn is_answered_by(&self, stag: Stag, offset: TaggedOffset, len: usize) -> bool {
+        let Some(Outstanding::Read(read)) = self.queue.front() else { return false };
+        let is_whole = self.received == 0 && len == read.length as usize && len > 0;
+        is_whole && stag == read.sink_stag && offset == read.sink_offset && read.token.is_some()
+    }
+
+    /// The whole response to the oldest request arrived.
+    #[inline]
+    pub(crate) fn answered(&mut self) {
+        self.queue.pop_front();
+    }
+
     /// Whether queue 3 has a buffer for a response: an atomic or a commit is outstanding.
     pub(crate) fn awaits_on_queue_3(&self) -> bool {
         self.queue.iter().any(|request| !matches!(request, Outstanding::Read(_)))

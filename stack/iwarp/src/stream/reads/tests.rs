@@ -142,6 +142,35 @@ fn requests_are_counted_when_accepted_and_when_answered() {
 }
 
 #[test]
+fn the_usual_read_and_its_response_are_those_that_receive_delivers() {
+    let mut peer = initiator(0, 9);
+    let (mut stream, mut other) = (initiator(1, 0), initiator(1, 0));
+    let request = single(peer.try_begin_read(&read(8), 0).unwrap(), &[]);
+    assert_eq!(stream.usual_read_request(&request[..request.len() - 1]), None, "it is cut off");
+    let usual = stream.usual_read_request(&request).expect("it is the next");
+    assert_eq!(other.receive(&request), Ok(Delivery::ReadRequest(usual)));
+    stream.read_request_received(usual);
+    assert_eq!(stream.usual_read_request(&request), None, "its number is used up");
+    let second = single(peer.try_begin_read(&read(8), 1).unwrap(), &[]);
+    assert_eq!(stream.usual_read_request(&second), None, "one is the limit");
+
+    let response = single(stream.next_response().unwrap().message, &[7; 8]);
+    let changed = |at: usize| {
+        let mut changed = response.clone();
+        changed[at] ^= 1;
+        changed
+    };
+    assert!(peer.usual_response(&response).is_some());
+    assert_eq!(peer.usual_response(&changed(5)), None, "another STag");
+    assert_eq!(peer.usual_response(&changed(13)), None, "another offset");
+    assert_eq!(peer.usual_response(&response[..response.len() - 1]), None, "too short");
+    peer.response_received();
+    assert!(peer.usual_response(&response).is_some(), "the second read has the same sink");
+    peer.response_received();
+    assert_eq!(peer.usual_response(&response), None, "no read is outstanding");
+}
+
+#[test]
 fn a_commit_in_parts_is_not_interleaved_with_the_next_request() {
     let mut peer = extended(0, 9);
     let (mut commit, identifier) = peer.try_begin_commit(20, 0).unwrap();

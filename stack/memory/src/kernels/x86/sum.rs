@@ -48,6 +48,17 @@ pub(super) unsafe fn avx512(octets: *const u8, length: usize) -> u32 {
     finish(_mm512_reduce_add_epi64(total) as u64)
 }
 
+/// From the `n`-th octet on: a mask of the last `n` of 32 octets.
+const LAST_OF_32: [u8; 64] = {
+    let mut mask = [0; 64];
+    let mut at = 32;
+    while at < 64 {
+        mask[at] = 0xff;
+        at += 1;
+    }
+    mask
+};
+
 /// # Safety
 /// As [`Kernels::sum`](super::Kernels::sum), and the processor has the features.
 #[target_feature(enable = "avx2")]
@@ -56,8 +67,7 @@ pub(super) unsafe fn avx2(octets: *const u8, length: usize) -> u32 {
     let zero = _mm256_setzero_si256();
     let (mut even_1, mut odd_1, mut even_2, mut odd_2) = (zero, zero, zero, zero);
     let mut offset = 0;
-    let mut last = [0u8; 32];
-    // SAFETY: whole loads are within the length or within `last`.
+    // SAFETY: whole loads are within the length, within the mask or within `last`.
     unsafe {
         while offset + 64 <= length {
             let first = _mm256_loadu_si256(octets.add(offset).cast());
@@ -74,8 +84,17 @@ pub(super) unsafe fn avx2(octets: *const u8, length: usize) -> u32 {
             odd_1 = _mm256_add_epi64(odd_1, _mm256_srli_epi64::<32>(first));
             offset += 32;
         }
-        super::copy::up_to_64(last.as_mut_ptr(), octets.add(offset), length - offset);
-        let rest = _mm256_loadu_si256(last.as_ptr().cast());
+        let left = length - offset;
+        let rest = if length >= 32 && length.is_multiple_of(2) {
+            // The last 32 octets without those that are summed. They may begin in the middle of a 32-bit word, since the sum is
+            // the same modulo 0xFFFF for 16-bit words at any place.
+            let mask = _mm256_loadu_si256(LAST_OF_32.as_ptr().add(left).cast());
+            _mm256_and_si256(_mm256_loadu_si256(octets.add(length - 32).cast()), mask)
+        } else {
+            let mut last = [0u8; 32];
+            super::copy::up_to_64(last.as_mut_ptr(), octets.add(offset), left);
+            _mm256_loadu_si256(last.as_ptr().cast())
+        };
         even_2 = _mm256_add_epi64(even_2, _mm256_and_si256(rest, low));
         odd_2 = _mm256_add_epi64(odd_2, _mm256_srli_epi64::<32>(rest));
     }
