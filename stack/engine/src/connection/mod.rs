@@ -136,6 +136,16 @@ impl Connection {
             && queue_pair.send.is_idle()
     }
 
+    /// Finds out whether the segment that was received has left nothing to do, where work was outstanding before.
+    #[inline(never)]
+    pub(crate) fn look_for_quiet(&mut self, queue_pairs: &mut [Option<Box<QueuePair>>]) {
+        let Phase::Running(running) = &self.phase else { return };
+        let number = self.queue_pair.map_or(usize::MAX, |number| number as usize);
+        let Some(Some(queue_pair)) = queue_pairs.get_mut(number) else { return };
+        let may_be = running.stream.may_send_messages() && self.stream.is_none() && self.startup_frame.is_none();
+        self.quiet = may_be && queue_pair.overflowed.is_none() && self.is_quiet(queue_pair);
+    }
+
     /// When the connection needs attention at the latest.
     #[inline(always)]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {

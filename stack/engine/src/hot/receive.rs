@@ -99,7 +99,12 @@ impl<P: Port> Core<P> {
         }
         if !octets.is_empty() {
             self.receive_rest(turn, index, octets);
-        } else if connection.quiet && !connection.tcp.wants_transmit(self.now) {
+            return true;
+        }
+        if !connection.quiet {
+            connection.look_for_quiet(&mut self.rdma.queue_pairs);
+        }
+        if connection.quiet && !connection.tcp.wants_transmit(self.now) {
             // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So nothing is
             // to be done if it fires before all that the segment can have started.
             let wheel = &mut self.connections.wheel;

@@ -193,6 +193,9 @@ impl<P: Port> Core<P> {
     /// Puts a connection back whose segment was processed. `usual`: nothing happened that changes its state.
     #[inline]
     pub(crate) fn settle_segment(&mut self, index: u32, mut connection: Box<Connection>, usual: bool) {
+        if usual && !connection.gone && !connection.quiet {
+            connection.look_for_quiet(&mut self.rdma.queue_pairs);
+        }
         if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
             return self.put_back(index, connection);
         }
