@@ -1,7 +1,5 @@
 //! The engine's public face.
 
-use std::marker::PhantomData;
-
 use uwarp_memory::EngineEpoch;
 use uwarp_tcp::Instant;
 
@@ -33,14 +31,13 @@ pub enum Wakeup {
     Timer,
 }
 
-/// One poll-mode engine on one port. Built on the thread that turns it; it cannot leave that thread.
+/// One poll-mode engine on one port. It may move to another thread between turns if its port may. Buffers come from and
+/// return to the caches of the thread that turns it.
 #[derive(Debug)]
 pub struct Engine<P: Port> {
     core: Core<P>,
     epoch: EngineEpoch,
     batch: Batch<P::Buffer>,
-    /// Not `Send`: buffers are freed through caches of this thread.
-    one_thread: PhantomData<*const ()>,
 }
 
 impl<P: Port> Engine<P> {
@@ -51,7 +48,7 @@ impl<P: Port> Engine<P> {
     pub fn new(config: EngineConfig, port: P, channels: EngineChannels) -> Result<Engine<P>, EngineError> {
         let epoch = channels.regions.engine();
         let core = Core::new(config, port, channels)?;
-        Ok(Engine { core, epoch, batch: Batch::new(), one_thread: PhantomData })
+        Ok(Engine { core, epoch, batch: Batch::new() })
     }
 
     /// Runs one turn. `now` is read once by the caller and must not go backwards.
@@ -109,8 +106,9 @@ impl<P: Port> Engine<P> {
         }
     }
 
-    /// Rings the doorbell of a queue pair or connection from the engine's own thread, which takes no locked operation: as
-    /// [`Doorbells::ring`](uwarp_ring::Doorbells::ring). False if that one has to be used, since too many have been rung.
+    /// Rings the doorbell of a queue pair or connection from the thread that turns the engine, without a locked
+    /// operation: as [`Doorbells::ring`](uwarp_ring::Doorbells::ring). False if that one has to be used, since too many
+    /// have been rung.
     #[inline]
     pub fn ring_here(&mut self, number: u32) -> bool {
         self.core.control.ring_here(number)

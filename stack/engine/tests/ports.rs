@@ -18,7 +18,7 @@ use uwarp_engine::work::{SendOpcode, Status};
 use uwarp_engine::{LinkState, Port};
 use uwarp_memory::{Access, Registration};
 use uwarp_tcp::Instant;
-use uwarp_testkit::rig::{Pair, PairOptions, World, is_skipped};
+use uwarp_testkit::rig::{Host, Pair, PairOptions, World, is_skipped};
 
 /// Two hosts back to back with `count` connected pairs.
 fn back_to_back(options: LoopOptions, count: usize) -> (World<LoopPort>, Vec<(Pair, Pair)>) {
@@ -88,6 +88,44 @@ fn a_steady_turn_allocates_nothing() {
         let rounds = if count == 1 { 1000 } else { 4 };
         let info = allocation_counter::measure(|| traffic(&mut world, &mut pairs, &regions, rounds));
         assert_eq!(info.count_total, 0, "{count} pairs, faults {faults}: {info:?}");
+    }
+}
+
+/// Turns every engine once on a thread that has never turned it, and that ends before its next turn.
+fn turn_elsewhere(world: &mut World<LoopPort>) {
+    let now = world.now();
+    for host in &mut world.hosts {
+        let mut engine = host.engine.take().expect("alive");
+        let turn = std::thread::spawn(move || {
+            engine.turn(now);
+            engine
+        });
+        host.engine = Some(turn.join().expect("a turn without a panic"));
+    }
+}
+
+#[test]
+fn an_engine_may_change_its_thread_between_turns() {
+    let (mut world, mut pairs) = back_to_back(LoopOptions::default(), 1);
+    let source = world.hosts[0].register(pattern(1 << 18, 1), Access::LOCAL_READ);
+    let target = world.hosts[1].register(vec![0; 1 << 18], Access::REMOTE_WRITE);
+    let client = &mut pairs[0].0;
+    let remote = (target.stag(), target.base_offset());
+    assert!(client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 1 << 18)), remote));
+    let mut done = None;
+    // Its steps turn the engines on this thread, so each engine changes its thread twice a step.
+    let all_is_back = world.run_until(SECOND, |world| {
+        turn_elsewhere(world);
+        done = done.or_else(|| client.poll());
+        let held = |host: &Host<LoopPort>| host.engine.as_ref().expect("alive").buffers_held();
+        done.is_some() && world.hosts.iter().all(|host| held(host) == 0)
+    });
+    assert!(all_is_back, "{done:?}");
+    assert_eq!(done.expect("completed").status, Status::Success);
+    assert_eq!(contents(&target), contents(&source));
+    for host in &world.hosts {
+        let pools = host.engine.as_ref().expect("alive").stats().pools;
+        assert_eq!(pools.transmit_free, pools.transmit_total, "every buffer returned, whichever thread freed it");
     }
 }
 

@@ -144,8 +144,14 @@ pub struct DpdkPort {
     received: Vec<Mbuf>,
 }
 
+/// An engine on this port may change its thread between turns. Otherwise this does not compile.
+const _: fn() = || {
+    fn may_change_its_thread<T: Send>() {}
+    may_change_its_thread::<uwarp_engine::Engine<DpdkPort>>();
+};
+
 impl DpdkPort {
-    /// The queue as a port. The thread that turns the engine must be registered with EAL for full speed.
+    /// The queue as a port. Each thread that turns the engine must be registered with EAL for full speed.
     pub fn new(queue: Queue) -> DpdkPort {
         let device = queue.capabilities();
         let capabilities = Capabilities {
