@@ -137,7 +137,7 @@ impl Connection {
 
     /// Whether a record of up to [`Connection::effective_mss`] octets that is pushed now leaves at once, as one segment and the
     /// only one: then [`Connection::send_at_once`] does the same as to push it and to poll.
-    #[inline]
+    #[inline(always)]
     pub fn sends_at_once(&self) -> bool {
         let idle = self.queue.segments().is_empty();
         let usable = self.window_edge().octets_since(self.queue.next());
@@ -152,7 +152,7 @@ impl Connection {
     }
 
     /// Pushes a record and sends it, if [`Connection::sends_at_once`]. Its octets begin the payload of the segment, and end it.
-    #[inline]
+    #[inline(always)]
     pub fn send_at_once(&mut self, now: Instant, token: BufferToken, len: u32) -> UsualSegment {
         debug_assert!(self.sends_at_once() && len > 0 && len <= self.segment);
         self.restart_after_idle(now);

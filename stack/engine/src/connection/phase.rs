@@ -169,8 +169,17 @@ impl Phase {
     }
 
     /// The phase's time limit. What its end means depends on the phase: see `on_phase_deadline`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self {
+            Phase::Running(running) => running.limit.at(),
+            other => other.deadline_of_other(),
+        }
+    }
+
+    /// The same for all phases but the one in which segments are many.
+    #[inline(never)]
+    fn deadline_of_other(&self) -> Option<Instant> {
         match self {
             Phase::Running(running) => running.limit.at(),
             Phase::Stream(StreamLimit::None) | Phase::Requested(_) => None,

@@ -140,15 +140,23 @@ impl<B> BufferStore<B> {
 
     #[inline]
     pub(crate) fn insert(&mut self, buffer: B) -> BufferToken {
-        if let Some(index) = self.free.pop() {
-            self.buffers[index as usize] = Some(buffer);
-            BufferToken(index)
-        } else {
-            self.buffers.push(Some(buffer));
-            // Reserve now, so that returning the buffer never allocates.
-            self.free.reserve(self.buffers.len() - self.free.len());
-            BufferToken(self.buffers.len() as u32 - 1)
-        }
+        self.place(buffer).0
+    }
+
+    /// As [`BufferStore::insert`], with the buffer where it stays.
+    #[inline(always)]
+    pub(crate) fn place(&mut self, buffer: B) -> (BufferToken, &mut B) {
+        let index = self.free.pop().unwrap_or_else(|| self.grow());
+        (BufferToken(index), self.buffers[index as usize].insert(buffer))
+    }
+
+    /// One more place; gives its number.
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.buffers.push(None);
+        // Reserve now, so that returning the buffer never allocates.
+        self.free.reserve(self.buffers.len() - self.free.len());
+        self.buffers.len() as u32 - 1
     }
 
     /// Prefetches the place of a buffer.

@@ -25,7 +25,7 @@ use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
 use crate::rdma::send::{BALANCE_LIMIT, MESSAGE_COST};
 
 /// A connection whose next message is its own work, and whose FPDUs are records of TCP right away.
-#[inline]
+#[inline(always)]
 fn is_usual(connection: &Connection) -> bool {
     let Phase::Running(running) = &connection.phase else { return false };
     !(connection.gone | connection.to_self)
@@ -73,7 +73,7 @@ fn ulpdu_len(element: &SendElement) -> usize {
 }
 
 /// Builds the FPDU of an element; returns its length. `None`: the element's memory is refused, or a Read has to wait.
-#[inline]
+#[inline(always)]
 fn build(
     turn: &Turn<'_>,
     running: &mut Running,
@@ -173,8 +173,10 @@ fn send_at_once(
 ) -> Sent {
     let segment = connection.tcp.send_at_once(now, token, payload.len() as u32);
     let sum = if offload { 0 } else { kernels::checksum_sum(payload) };
-    let template = connection.template.as_ref();
-    let headers = template.and_then(|template| template.prepend_usual(headroom, &segment, (!offload).then_some(sum)));
+    let headers = match &connection.template {
+        Some(template) => template.prepend_usual(headroom, &segment, (!offload).then_some(sum)),
+        None => None,
+    };
     debug_assert!(headers.is_some(), "the headroom takes all headers");
     Sent { headers: headers.unwrap_or(0), length: payload.len(), sum }
 }
@@ -215,8 +217,7 @@ impl<P: Port> Core<P> {
             return self.push_open(connection, open);
         }
         let Some((buffer, length)) = open.and_then(Open::into_new) else { return };
-        let token = self.connections.records.insert(Record { buffer, length: 0, sum: 0 });
-        let Some(record) = self.connections.records.get_mut(token) else { return };
+        let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
         let start = self.link.payload_start;
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
         let (headroom, room) = storage.unwrap_or_default();
@@ -273,8 +274,7 @@ impl<P: Port> Core<P> {
         }
         let Some(buffer) = self.link.alloc() else { return false };
         // It is built where it stays: a buffer that is passed on is copied.
-        let token = self.connections.records.insert(Record { buffer, length: 0, sum: 0 });
-        let Some(record) = self.connections.records.get_mut(token) else { return false };
+        let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
         let start = self.link.payload_start;
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
         let (headroom, room) = storage.unwrap_or_default();
@@ -298,8 +298,9 @@ impl<P: Port> Core<P> {
             length += octets;
             let completion = queue_pair.send.finish_whole(built, queue_pair.number, pushed + length as u64);
             queue_pair.complete_send(&mut self.rdma.lanes, completion);
-            element = next_usual(queue_pair).filter(|next| fits(next, length));
-            is_last = element.is_none() && !queue_pair.send.has_next();
+            // A lone message, as most are, costs no more than this look at what was posted meanwhile.
+            is_last = !queue_pair.send.look_for_next();
+            element = if is_last { None } else { next_usual(queue_pair).filter(|next| fits(next, length)) };
         }
         if is_last && queue_pair.send.begun() > 0 {
             complete(&mut self.rdma.lanes, connection.tcp.octets_acknowledged(), queue_pair);

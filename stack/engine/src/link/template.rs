@@ -140,7 +140,7 @@ impl Template {
     }
 
     /// The same for a segment that is known to have no other option. `None`: the headroom is too small.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn prepend_usual(
         &self,
         headroom: &mut [u8],

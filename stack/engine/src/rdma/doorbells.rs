@@ -6,7 +6,15 @@ use crate::link::port::Port;
 use crate::rdma::queue_pair::Stage;
 
 impl<P: Port> Core<P> {
+    #[inline(always)]
     pub(crate) fn run_doorbells(&mut self) {
+        if !self.control.rung.is_empty() {
+            self.run_rung();
+        }
+    }
+
+    #[inline(never)]
+    fn run_rung(&mut self) {
         while let Some(number) = self.control.rung.pop() {
             if let Some(index) = number.checked_sub(self.config.limits.queue_pairs) {
                 self.schedule_index(index);

@@ -23,7 +23,7 @@ pub(crate) struct Fpdu<'a> {
 
 impl<'a> Fpdu<'a> {
     /// Begins with the length field. The DDP and RDMAP headers stand behind it already.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(room: &'a mut [u8], header_len: usize, payload_len: u32, crc: bool) -> Fpdu<'a> {
         let payload_len = payload_len as usize;
         let ulpdu_len = header_len + payload_len;
@@ -41,7 +41,7 @@ impl<'a> Fpdu<'a> {
     }
 
     /// Copies local memory to octet `at` of the payload, which moves on.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn gather(
         &mut self,
         turn: &Turn<'_>,
@@ -53,7 +53,7 @@ impl<'a> Fpdu<'a> {
     }
 
     /// As [`Fpdu::gather`], with the right that is needed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn gather_with(
         &mut self,
         turn: &Turn<'_>,
@@ -79,7 +79,7 @@ impl<'a> Fpdu<'a> {
     }
 
     /// Writes padding and CRC; gives the length of the FPDU.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(self) -> usize {
         let end = self.payload_at + self.payload_len;
         let crc_at = end + padding_len(end - LENGTH_LEN);

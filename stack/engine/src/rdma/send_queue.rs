@@ -116,6 +116,12 @@ impl SendQueue {
         self.ring.known() > self.begun
     }
 
+    /// Whether there is an element that was not begun.
+    #[inline(always)]
+    pub(crate) fn look_for_next(&mut self) -> bool {
+        self.has_next() || self.ring.available() > self.begun
+    }
+
     /// The element that comes next, if none is being cut.
     #[inline]
     pub(crate) fn peek_next(&mut self) -> Option<Result<SendElement, MalformedElement>> {
