@@ -190,7 +190,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Gives frames to the device.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn flush(&mut self) {
         self.counters.frames_sent += self.link.flush() as u64;
     }

@@ -391,7 +391,7 @@ impl Connection {
     }
 
     /// RFC 5681 §4.1: after an idle retransmission time-out, resets the window to the initial one.
-    #[inline]
+    #[inline(always)]
     fn restart_after_idle(&mut self, now: Instant) {
         if !self.restart_after_idle || !self.queue.segments().is_empty() {
             return;

@@ -142,7 +142,7 @@ impl SendQueue {
     }
 
     /// Appends a record.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, token: BufferToken, len: u32) {
         self.records.push_back(Record { start: self.end, len, token });
         self.end = self.end + len;
@@ -306,7 +306,7 @@ impl SendQueue {
         });
     }
 
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, segment: Segment) {
         self.in_flight += segment.len;
         self.next = segment.end();

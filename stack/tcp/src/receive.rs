@@ -139,7 +139,7 @@ impl Receiver {
     }
 
     /// The window for a segment that is sent now, unscaled on a SYN. Moves the offered edge.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn offer(&mut self, syn: bool) -> u16 {
         let shift = if syn { 0 } else { self.shift };
         let space = self.space.min(self.most).min(0xffff << shift);

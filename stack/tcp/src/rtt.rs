@@ -146,7 +146,7 @@ impl RttEstimator {
     ///
     /// The peer's delay is always added, not only when a single segment is in flight: records may be so small that
     /// several of them do not make the peer acknowledge at once.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn probe_timeout(&self) -> u64 {
         if self.sampled {
             (2 * self.smoothed).saturating_add(self.peer_ack_delay.nanos()).min(self.timeout())

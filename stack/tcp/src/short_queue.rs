@@ -66,14 +66,19 @@ impl<T: Copy + Default> ShortQueue<T> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_back(&mut self, element: T) {
         if self.len == 0 {
             self.front = element;
         } else {
-            self.rest.get_or_insert_default().push_back(element);
+            self.push_behind(element);
         }
         self.len += 1;
+    }
+
+    #[inline(never)]
+    fn push_behind(&mut self, element: T) {
+        self.rest.get_or_insert_default().push_back(element);
     }
 
     #[inline]

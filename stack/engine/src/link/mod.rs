@@ -106,7 +106,7 @@ impl<P: Port> Link<P> {
     }
 
     /// Gives frames to the device; returns how many it took.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn flush(&mut self) -> usize {
         let before = self.transmit.flushed;
         while !self.transmit.queue.is_empty() {

@@ -150,11 +150,13 @@ impl Template {
         if self.layout == Layout::Ipv4 {
             return self.write::<PLAIN, { ipv4::HEADER_LEN }>(headroom, segment, payload_sum);
         }
-        self.prepend_other(headroom, segment, payload_sum)
+        // By value: the segment need not be in memory for the layout above.
+        self.prepend_other(headroom, *segment, payload_sum)
     }
 
     #[inline(never)]
-    fn prepend_other(&self, headroom: &mut [u8], segment: &UsualSegment, payload_sum: Option<u32>) -> Option<usize> {
+    fn prepend_other(&self, headroom: &mut [u8], segment: UsualSegment, payload_sum: Option<u32>) -> Option<usize> {
+        let segment = &segment;
         match self.layout {
             Layout::Ipv6 => self.write::<PLAIN, { ipv6::HEADER_LEN }>(headroom, segment, payload_sum),
             Layout::Ipv6Tagged => self.write::<TAGGED, { ipv6::HEADER_LEN }>(headroom, segment, payload_sum),

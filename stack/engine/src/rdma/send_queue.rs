@@ -224,7 +224,7 @@ impl SendQueue {
 
     /// As [`SendQueue::finish`], for the next element, which was built at once. If it is complete already, it is taken
     /// out; gives its completion then, if one is wanted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn finish_whole(&mut self, element: &SendElement, number: u32, position: u64) -> Option<Completion> {
         let waits = self.waits_for_ack(element);
         if self.begun == 0 && !waits && !element.opcode.awaits_response() {

@@ -18,7 +18,7 @@ impl SendQueue {
     }
 
     /// Appends a record and sends it whole, if [`SendQueue::is_plain`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_sent(&mut self, now: Instant, token: BufferToken, len: u32) {
         let record = self.records.mark.wrapping_add(self.records.len() as u32);
         self.push(token, len);
