@@ -71,14 +71,9 @@ impl<T: Copy + Default> ShortQueue<T> {
         if self.len == 0 {
             self.front = element;
         } else {
-            self.push_behind(element);
+            self.rest.get_or_insert_default().push_back(element);
         }
         self.len += 1;
-    }
-
-    #[inline(never)]
-    fn push_behind(&mut self, element: T) {
-        self.rest.get_or_insert_default().push_back(element);
     }
 
     #[inline]
