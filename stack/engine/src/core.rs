@@ -151,6 +151,7 @@ impl<P: Port> Core<P> {
                     retries: Vec::new(),
                 },
                 wheel: Wheel::new(),
+                timers_waited: 0,
                 fired: Vec::new(),
                 ready: VecDeque::with_capacity(64),
                 starved: false,

@@ -11,6 +11,9 @@ use crate::link::handoff::Handoff;
 use crate::link::lookahead::DISTANCE;
 use crate::link::port::{Batch, Port};
 
+/// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and a flood
+/// must not stop the timers.
+const TIMERS_WAIT: u32 = 256;
 /// A connection that lacks buffers is tried again after this time if nothing else happens.
 const STARVED_INTERVAL: Duration = Duration::from_micros(50);
 
@@ -34,7 +37,7 @@ impl<P: Port> Core<P> {
             self.link.port.rx_burst(batch);
         }
         if now >= self.quiet_until {
-            self.collect_rare();
+            self.collect_rare(self.link.passed_over || batch.is_full());
         }
         let waiting = batch.len()
             | self.control.rung.len()
@@ -44,9 +47,10 @@ impl<P: Port> Core<P> {
         waiting != 0 || self.link.handoff.as_mut().is_some_and(Handoff::has_frames)
     }
 
-    /// Looks for what is rare.
+    /// Looks for what is rare. Timers wait while the device may have more frames: if the engine was not turned for long, the
+    /// acknowledgments that disarm its timers are among them.
     #[inline(never)]
-    fn collect_rare(&mut self) {
+    fn collect_rare(&mut self, may_have_more: bool) {
         let now = self.now;
         if !self.net.announced {
             self.net.announced = true;
@@ -54,7 +58,12 @@ impl<P: Port> Core<P> {
             self.net.chores_at = Some(now);
         }
         if self.connections.wheel.due(now) {
-            self.connections.wheel.advance(now, &mut self.connections.fired);
+            if may_have_more && self.connections.timers_waited < TIMERS_WAIT {
+                self.connections.timers_waited += 1;
+            } else {
+                self.connections.timers_waited = 0;
+                self.connections.wheel.advance(now, &mut self.connections.fired);
+            }
         }
         if now >= self.link.check_at {
             self.check_link();

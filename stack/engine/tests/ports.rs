@@ -9,7 +9,7 @@ use common::{SECOND, contents, pattern, sge};
 use crossbeam::channel::unbounded;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uwarp_engine::command::Command;
-use uwarp_engine::port::{Batch, Buffer, TransmitChecksums};
+use uwarp_engine::port::{BURST, Batch, Buffer, TransmitChecksums};
 use uwarp_engine::ports::decorated::{FaultRates, Rates};
 use uwarp_engine::ports::heap::HeapBuffer;
 use uwarp_engine::ports::middlebox::Recutting;
@@ -63,6 +63,35 @@ fn traffic(world: &mut World<LoopPort>, pairs: &mut [(Pair, Pair)], regions: &[R
 fn regions(world: &World<LoopPort>) -> [Registration; 2] {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     [0, 1].map(|host| world.hosts[host].register(vec![host as u8; 8192], access))
+}
+
+/// An application that turns its engine itself may do something else for longer than an RTO. What has arrived meanwhile is
+/// more than a burst.
+#[test]
+fn acknowledgments_that_wait_in_the_device_come_before_the_timers_that_they_disarm() {
+    let (mut world, mut pairs) = back_to_back(LoopOptions::default(), 5 * BURST);
+    let regions = regions(&world);
+    let remote = (regions[1].stag(), regions[1].base_offset());
+    for (client, _) in &mut pairs {
+        assert!(client.post_simple(1, SendOpcode::Write, Some(sge(&regions[0], 0, 64)), remote));
+    }
+    let mut now = world.now();
+    let mut turn = |host: usize, times: usize, pause: Duration| {
+        for _ in 0..times {
+            world.hosts[host].engine.as_mut().expect("alive").turn(now);
+            now += pause;
+        }
+        world.hosts[host].engine.as_ref().expect("alive").stats()
+    };
+    let before = turn(0, 50, Duration::ZERO);
+    turn(1, 50, Duration::from_micros(100));
+    turn(1, 1, Duration::from_secs(1));
+    let after = turn(0, 50, Duration::ZERO);
+    assert!(after.frames_received - before.frames_received >= 5 * BURST as u64, "no acknowledgments: {after:?}");
+    assert_eq!((after.timeouts, after.retransmissions), (before.timeouts, before.retransmissions));
+    for (client, _) in &mut pairs {
+        assert_eq!(client.poll().map(|done| done.status), Some(Status::Success));
+    }
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub(crate) struct Connections<B: Buffer> {
     /// What precedes connections.
     pub(crate) opening: Opening,
     pub(crate) wheel: Wheel,
+    /// For so many turns timers that are due have waited for received frames.
+    pub(crate) timers_waited: u32,
     /// Connections whose timers have expired in this turn.
     pub(crate) fired: Vec<u32>,
     /// Connections that have work: the ready list.
