@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::engine::Turned;
 use crate::link::handoff::Handoff;
 use crate::link::lookahead::DISTANCE;
-use crate::link::port::{Batch, Port};
+use crate::link::port::{BURST, Batch, Port};
 
 /// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and a flood
 /// must not stop the timers.
@@ -122,9 +122,19 @@ impl<P: Port> Core<P> {
         self.run_doorbells();
         self.link.transmit.frames_each =
             self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
+        let mut visits_left = BURST;
         for _ in 0..self.connections.ready.len() {
             let Some(index) = self.connections.ready.pop_front() else { break };
             self.serve(turn, index);
+            if !self.link.has_room() {
+                // The others keep their places: visiting thousands in vain takes longer than the device needs. A few are
+                // visited all the same, since they may have something to do that needs no room.
+                self.counters.visits_without_room += 1;
+                visits_left -= 1;
+                if visits_left == 0 {
+                    break;
+                }
+            }
         }
         if self.needs_attention && self.control.shutdown.is_some() {
             self.finish_shutdown();

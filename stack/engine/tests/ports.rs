@@ -94,6 +94,36 @@ fn acknowledgments_that_wait_in_the_device_come_before_the_timers_that_they_disa
     }
 }
 
+/// With a thousand of them the device takes the frames of a few in each turn.
+#[test]
+fn connections_that_wait_for_the_device_are_not_all_visited_in_each_turn() {
+    const MESSAGES: u64 = 4;
+    let (mut world, mut pairs) = back_to_back(LoopOptions { queue: 64, ..LoopOptions::default() }, 1000);
+    let regions = regions(&world);
+    let remote = (regions[1].stag(), regions[1].base_offset());
+    for (client, _) in &mut pairs {
+        for id in 0..MESSAGES {
+            assert!(client.post_simple(id, SendOpcode::Write, Some(sge(&regions[0], 0, 1400)), remote));
+        }
+    }
+    let before = world.hosts[0].engine.as_ref().expect("alive").stats().work;
+    let mut done = 0;
+    let finished = world.run_until(60 * SECOND, |_| {
+        for (client, _) in &mut pairs {
+            while let Some(completion) = client.poll() {
+                assert_eq!(completion.status, Status::Success);
+                done += 1;
+            }
+        }
+        done == pairs.len() as u64 * MESSAGES
+    });
+    assert!(finished, "{done} are done");
+    let work = world.hosts[0].engine.as_ref().expect("alive").stats().work.since(&before);
+    // Every turn that fills the device visits a burst of others, and no more.
+    assert!(work.visits_without_room > 0, "the device always had room: {work:?}");
+    assert!(work.visits_without_room <= 2 * work.frames_sent, "{work:?}");
+}
+
 #[test]
 fn a_steady_turn_allocates_nothing() {
     if is_skipped(

@@ -48,6 +48,7 @@ pub(crate) struct Counters {
     pub(crate) evicted: u64,
     pub(crate) completion_overflows: u64,
     pub(crate) connections_scanned: u64,
+    pub(crate) visits_without_room: u64,
     pub(crate) neighbour_lookups: u64,
     pub(crate) octets_gathered: u64,
     pub(crate) drops: [u64; DROP_REASONS],

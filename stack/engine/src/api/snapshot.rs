@@ -63,6 +63,7 @@ impl<P: Port> Core<P> {
             frames_sent: counters.frames_sent,
             octets_sent: counters.octets_sent,
             connections_scanned: counters.connections_scanned,
+            visits_without_room: counters.visits_without_room,
             neighbour_lookups: counters.neighbour_lookups,
             octets_gathered: counters.octets_gathered,
             flow_probes: self.connections.flows.probes() + self.connections.time_wait.probes(),

@@ -116,6 +116,8 @@ work! {
     octets_sent,
     /// Connections visited for an event that concerns several: a path's MTU, a neighbour's address.
     connections_scanned,
+    /// Ready connections visited in turns after the device had taken all the frames that it could.
+    visits_without_room,
     /// Next hops looked up again because the neighbour table changed.
     neighbour_lookups,
     /// Octets copied to assemble FPDUs that arrive in pieces, including copies when buffers grow.
