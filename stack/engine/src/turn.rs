@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::engine::Turned;
 use crate::link::handoff::Handoff;
 use crate::link::lookahead::DISTANCE;
-use crate::link::port::{BURST, Batch, Port};
+use crate::link::port::{Batch, Port};
 
 /// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and a flood
 /// must not stop the timers.
@@ -122,19 +122,13 @@ impl<P: Port> Core<P> {
         self.run_doorbells();
         self.link.transmit.frames_each =
             self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
-        let mut visits_left = BURST;
         for _ in 0..self.connections.ready.len() {
+            if !self.link.has_room() {
+                self.serve_one_without_room(turn);
+                break;
+            }
             let Some(index) = self.connections.ready.pop_front() else { break };
             self.serve(turn, index);
-            if !self.link.has_room() {
-                // The others keep their places: visiting thousands in vain takes longer than the device needs. A few are
-                // visited all the same, since they may have something to do that needs no room.
-                self.counters.visits_without_room += 1;
-                visits_left -= 1;
-                if visits_left == 0 {
-                    break;
-                }
-            }
         }
         if self.needs_attention && self.control.shutdown.is_some() {
             self.finish_shutdown();
@@ -152,6 +146,21 @@ impl<P: Port> Core<P> {
             true => self.quiet_until.min(self.connections.wheel.due_at()),
             false => self.next_rare(),
         };
+    }
+
+    /// The device takes no more frames. Ready connections keep their places: visiting thousands in vain takes longer than the
+    /// device needs. One of them, another in each turn, is visited all the same, since it may have something to do that needs
+    /// no room.
+    #[inline(never)]
+    fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
+        let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);
+        self.counters.visits_without_room += 1;
+        let Some(index) = self.connections.ready.remove(place) else { return };
+        self.serve(turn, index);
+        if self.connections.ready.back() == Some(&index) {
+            self.connections.ready.pop_back();
+            self.connections.ready.insert(place, index);
+        }
     }
 
     #[inline]

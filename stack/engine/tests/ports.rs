@@ -119,7 +119,7 @@ fn connections_that_wait_for_the_device_are_not_all_visited_in_each_turn() {
     });
     assert!(finished, "{done} are done");
     let work = world.hosts[0].engine.as_ref().expect("alive").stats().work.since(&before);
-    // Every turn that fills the device visits a burst of others, and no more.
+    // Every turn that fills the device visits one more, and no others.
     assert!(work.visits_without_room > 0, "the device always had room: {work:?}");
     assert!(work.visits_without_room <= 2 * work.frames_sent, "{work:?}");
 }
