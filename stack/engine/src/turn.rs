@@ -148,9 +148,8 @@ impl<P: Port> Core<P> {
         };
     }
 
-    /// The device takes no more frames. Ready connections keep their places: visiting thousands in vain takes longer than the
-    /// device needs. One of them, another in each turn, is visited all the same, since it may have something to do that needs
-    /// no room.
+    /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn takes
+    /// the next one. The others keep their places: a visit to thousands takes longer than the device needs.
     #[inline(never)]
     fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
         let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);

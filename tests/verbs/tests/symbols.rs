@@ -6,7 +6,7 @@ use std::process::Command;
 
 use uwarp_verbs_tests::libraries;
 
-/// What the libraries of later releases than Debian 12's have in addition.
+/// Symbols that rdma-core has added since Debian 12.
 const LATER: [&str; 2] = ["ibv_cmd_create_cq_ex2@@IBVERBS_PRIVATE_34", "ibv_wr_opcode_str@@IBVERBS_PRIVATE_34"];
 
 /// The symbols that programs are bound to by default, as `name@@VERSION`.

@@ -116,7 +116,7 @@ work! {
     octets_sent,
     /// Connections visited for an event that concerns several: a path's MTU, a neighbour's address.
     connections_scanned,
-    /// Ready connections visited in turns after the device had taken all the frames that it could.
+    /// Ready connections visited while the device was full.
     visits_without_room,
     /// Next hops looked up again because the neighbour table changed.
     neighbour_lookups,
@@ -368,8 +368,7 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
-    /// The share of received frames that took the short way, 0 to 1. Frames that are no usual segments count, too: the first
-    /// and last of a connection, ARP, acknowledgments that complete work out of the ordinary.
+    /// The share of received frames that took the short way, 0 to 1. All received frames count, ARP and SYNs included.
     #[must_use]
     pub fn hot_share_received(&self) -> f64 {
         self.hot_received as f64 / self.frames_received.max(1) as f64

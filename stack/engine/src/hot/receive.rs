@@ -22,8 +22,9 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Running;
 
 impl<P: Port> Core<P> {
-    /// Takes a frame if it is the predicted segment of the connection that the last frame belonged to. Writes, Sends, Reads and their
-    /// responses that are whole in it are taken here; other FPDUs go to the general code. False: the general code has to take the whole frame.
+    /// Takes a frame if it is the predicted segment of the connection that the last frame belonged to. Writes, Sends, Reads
+    /// and their responses that are whole in it are taken here; other FPDUs go to the general code. False: the general
+    /// code has to take the whole frame.
     #[inline(never)]
     pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
         let Some(index) = self.connections.guess else { return false };
