@@ -10,7 +10,7 @@ at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; 
 
 # What no package can mend, each in one sentence.
 need_machine() { # GiB of free disk
-    local free folder=${CARGO_TARGET_DIR:-$root}
+    local free built=0 folder=${CARGO_TARGET_DIR:-$root}
     [ "$(uname -m)" = x86_64 ] || die "uwarp runs on x86-64 and this machine is $(uname -m)"
     distribution
     case $distribution in
@@ -19,8 +19,10 @@ need_machine() { # GiB of free disk
     esac
     mkdir -p "$folder"
     free=$(df --output=avail -k "$folder" | tail -n 1)
-    [ $((free >> 20)) -ge "$1" ] ||
-        die "the build takes $1 GiB in $folder, where $((free >> 20)) GiB are free: free some, or set CARGO_TARGET_DIR to a folder on a larger disk"
+    # What an earlier build has written there need not be free again.
+    [ ! -d "${CARGO_TARGET_DIR:-target}" ] || built=$(du -sk "${CARGO_TARGET_DIR:-target}" 2>/dev/null | cut -f 1) || true
+    [ $(((free + built) >> 20)) -ge "$1" ] ||
+        die "the build takes $1 GiB in $folder, where $((free >> 20)) GiB are free and it has $((built >> 20)): free some, or set CARGO_TARGET_DIR to a folder on a larger disk"
 }
 distribution() { # sets $distribution and $codename
     distribution=$(. /etc/os-release 2>/dev/null && echo "${ID:-unknown}-${VERSION_ID:-unknown}") || distribution=unknown
