@@ -4,6 +4,7 @@
 //! takes time from others. [`measure`] runs attackers and the bystander against one target and returns [`Measured`];
 //! [`table`] has the bounds.
 
+pub mod attacks;
 pub mod bystander;
 pub mod den;
 pub mod table;
@@ -428,7 +429,7 @@ pub fn measure(scene: &Scene, attacks: Vec<(String, Box<dyn Attack>)>) -> Measur
     let honest = arena.stats();
     let before = arena.work();
     for (number, (name, attack)) in attacks.into_iter().enumerate() {
-        let den = Den::new(&arena.world, number as u8, 1);
+        let den = Den::in_world(&arena.world, number as u8, 1);
         let begin = arena.world.now() + (warm_up - attack.warm_up());
         arena.raids.push(Raid { name, attack, den, begin });
     }

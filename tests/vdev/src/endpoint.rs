@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use uwarp::{
-    AcceptOptions, Access, Completion, CompletionQueue, ConnectOptions, Context, Listener, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
+    AcceptOptions, Access, Completion, CompletionQueue, ConnectOptions, ConnectRequest, Context, Listener,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
 };
 
 use crate::PATIENCE;
@@ -92,6 +92,11 @@ impl Endpoint {
     pub fn accept(&mut self, context: &Context, listener: &mut Listener) {
         let request = listener.next(PATIENCE).expect("the listener works");
         let request = request.unwrap_or_else(|| panic!("no request came: {:#?}", context.stats()));
+        self.accept_request(context, request);
+    }
+
+    /// Accepts this request.
+    pub fn accept_request(&mut self, context: &Context, request: ConnectRequest) {
         self.place = Some(Place::from_octets(request.private_data()));
         let options = AcceptOptions::default().private_data(Place::of(&self.region).to_octets()).timeout(PATIENCE);
         request.accept(&mut self.queue_pair, options).unwrap_or_else(|error| panic!("{error}: {:#?}", context.stats()));

@@ -10,6 +10,7 @@ pub mod disk;
 pub mod endpoint;
 pub mod load;
 pub mod network;
+pub mod packets;
 pub mod peer;
 pub mod scripted;
 

@@ -117,8 +117,8 @@ fn interface(side: Side) -> &'static str {
 pub struct Network {
     /// The description for the other process.
     pub wire: Wire,
-    /// Held for their removal.
-    _namespace: Option<Namespace>,
+    namespace: Option<Namespace>,
+    /// Held for its removal.
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -138,11 +138,18 @@ impl Network {
                 netns::taps(ends.map(|end| (end, Queues::Several))).expect("two taps on a bridge");
             }
             let wire = Wire { device, place: namespace.name().to_owned() };
-            return Some(Self { wire, _namespace: Some(namespace), _folder: None });
+            return Some(Self { wire, namespace: Some(namespace), _folder: None });
         }
         // A short name: the path of a socket has at most 107 octets.
         let folder = tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory");
         let place = folder.path().join("s").to_str().expect("a plain path").to_owned();
-        Some(Self { wire: Wire { device, place }, _namespace: None, _folder: Some(folder) })
+        Some(Self { wire: Wire { device, place }, namespace: None, _folder: Some(folder) })
+    }
+    /// The namespace in which both ends of the device are.
+    ///
+    /// # Panics
+    /// A socket device has none.
+    pub fn namespace(&self) -> &Namespace {
+        self.namespace.as_ref().expect("a device with interfaces")
     }
 }

@@ -1,6 +1,7 @@
-//! The attackers: a port of their own on the network, and TCP connections that do exactly what an attack wants.
+//! The attackers: a port of their own on a network, simulated or real, and TCP connections that do exactly what an attack wants.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -149,6 +150,38 @@ impl Walk {
     }
 }
 
+/// What carries the frames of a den.
+pub trait Carrier: fmt::Debug {
+    /// Sends a frame.
+    ///
+    /// # Panics
+    /// It has no room.
+    fn send(&mut self, now: Instant, frame: &[u8]);
+
+    /// The frames that have arrived.
+    fn receive(&mut self, now: Instant) -> Vec<Vec<u8>>;
+}
+
+/// A port of the simulated network. 512 frames may be under way to it.
+impl Carrier for SimPort {
+    fn send(&mut self, now: Instant, frame: &[u8]) {
+        let mut buffer = self.alloc().expect("the port holds nothing");
+        buffer.fill(frame);
+        self.set_now(now);
+        self.tx_burst(&mut VecDeque::from([buffer]));
+    }
+
+    fn receive(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        self.set_now(now);
+        let mut batch = Batch::new();
+        let mut frames = Vec::new();
+        while self.rx_burst(&mut batch) > 0 {
+            frames.extend(batch.drain(..).map(|frame| frame.data().to_vec()));
+        }
+        frames
+    }
+}
+
 /// A port of attackers, with counters of what they send.
 #[derive(Debug)]
 pub struct Den {
@@ -160,7 +193,7 @@ pub struct Den {
     pub mac: EthernetAddress,
     /// That of the target.
     pub target_mac: EthernetAddress,
-    port: SimPort,
+    carrier: Box<dyn Carrier>,
     target: Ipv4Addr,
     first: u8,
     puppets: Vec<Puppet>,
@@ -169,21 +202,33 @@ pub struct Den {
 }
 
 impl Den {
-    /// Den number `number`, whose target is host `to` of the world.
-    pub fn new(world: &World, number: u8, to: usize) -> Den {
-        let port = world.network.port(1500, 8192, 512);
+    /// Den number `number` of this carrier and Ethernet address, and its target.
+    pub fn new(
+        carrier: Box<dyn Carrier>,
+        mac: EthernetAddress,
+        number: u8,
+        (target, target_mac): (Ipv4Addr, EthernetAddress),
+    ) -> Den {
         Den {
             frames: 0,
             octets: 0,
-            mac: EthernetAddress(port.capabilities().mac),
-            target_mac: EthernetAddress([2, 0, 0, 0, 0, to as u8 + 1]),
-            port,
-            target: world.hosts[to].address,
+            mac,
+            target_mac,
+            carrier,
+            target,
             first: 100 + ADDRESSES * number,
             puppets: Vec::new(),
             flows: HashMap::new(),
             next_port: 20_000,
         }
+    }
+
+    /// Den number `number`, whose target is host `to` of the world.
+    pub fn in_world(world: &World, number: u8, to: usize) -> Den {
+        let port = world.network.port(1500, 8192, 512);
+        let mac = EthernetAddress(port.capabilities().mac);
+        let target = (world.hosts[to].address, EthernetAddress([2, 0, 0, 0, 0, to as u8 + 1]));
+        Den::new(Box::new(port), mac, number, target)
     }
 
     /// One of its addresses.
@@ -234,16 +279,10 @@ impl Den {
     }
 
     /// Sends any frame.
-    ///
-    /// # Panics
-    /// If 512 of them are already under way to the port.
     pub fn send_frame(&mut self, now: Instant, frame: &[u8]) {
-        let mut buffer = self.port.alloc().expect("the port holds nothing");
-        buffer.fill(frame);
         self.frames += 1;
         self.octets += frame.len().max(60) as u64;
-        self.port.set_now(now);
-        self.port.tx_burst(&mut VecDeque::from([buffer]));
+        self.carrier.send(now, frame);
     }
 
     /// Sends a segment from any address.
@@ -370,12 +409,8 @@ impl Den {
 
     /// Receives what has arrived, and sends a puppet's automatic answers.
     pub fn turn(&mut self, now: Instant) {
-        self.port.set_now(now);
-        let mut batch = Batch::new();
-        while self.port.rx_burst(&mut batch) > 0 {
-            for frame in batch.drain(..) {
-                self.receive(now, frame.data());
-            }
+        for frame in self.carrier.receive(now) {
+            self.receive(now, &frame);
         }
         for number in 0..self.puppets.len() {
             if self.puppets[number].stage != Stage::Gone {

@@ -3,24 +3,12 @@
 //!
 //! `UWARP_HOSTILE=NAME,...` runs only these rows.
 
-mod handshakes;
-mod link;
-mod rdma;
-mod shares;
-mod tcp;
-
 use std::fmt::Write;
 
+use uwarp_sim_tests::hostile::attacks;
 use uwarp_sim_tests::hostile::table::{Judgement, Row, Table, judge};
 use uwarp_sim_tests::hostile::{Attack, Measured, Scene, measure};
 use uwarp_testkit::rig::is_skipped;
-
-type Maker = fn() -> Box<dyn Attack>;
-
-/// Every attack by name.
-fn attacks() -> Vec<(&'static str, Maker)> {
-    [tcp::ATTACKS, rdma::ATTACKS, handshakes::ATTACKS, link::ATTACKS, shares::ATTACKS].concat()
-}
 
 /// The scene for several attacks at once: the strictest requirement for each setting.
 fn scene_of(attacks: &[(String, Box<dyn Attack>)]) -> Scene {
@@ -54,13 +42,7 @@ impl Alone {
 }
 
 fn run(table: &Table, row: &Row, alone: &mut Alone) -> (Judgement, Vec<String>) {
-    let known = attacks();
-    let makers: Vec<Maker> = row
-        .attacks
-        .iter()
-        .map(|name| known.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("no attack '{name}'")).1)
-        .collect();
-    let attackers: Vec<_> = row.attacks.iter().cloned().zip(makers.iter().map(|make| make())).collect();
+    let attackers: Vec<_> = row.attacks.iter().map(|name| (name.clone(), attacks::by_name(name))).collect();
     let scene = scene_of(&attackers);
     let alone = alone.of(scene);
     let measured = measure(&scene, attackers);
@@ -73,7 +55,7 @@ fn a_bystander_keeps_its_share_beside_every_attack_that_the_table_has_as_closed(
         return;
     }
     let table = Table::parse(include_str!("table.txt")).unwrap_or_else(|error| panic!("table.txt, {error}"));
-    for (name, _) in attacks() {
+    for (name, _) in attacks::all() {
         assert!(table.rows.iter().any(|row| row.attacks == [name]), "table.txt has no row for '{name}' alone");
     }
     let wanted = std::env::var("UWARP_HOSTILE").unwrap_or_default();

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use crate::hostile::den::{Den, Opening, Pace, Stage};
+use crate::hostile::{Attack, BACKLOG, PORT, Target};
 use uwarp_engine::stats::{ConnectionStats, EngineStats};
-use uwarp_sim_tests::hostile::den::{Den, Opening, Pace, Stage};
-use uwarp_sim_tests::hostile::{Attack, BACKLOG, PORT, Target};
 use uwarp_tcp::Instant;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-use crate::Maker;
-use crate::tcp::STEP;
+use super::Maker;
+use super::tcp::STEP;
 
 /// The attacks of this file.
 pub const ATTACKS: &[(&str, Maker)] = &[

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use crate::hostile::den::{Den, Growth, Opening, Pace, Reader, Stage};
+use crate::hostile::{Attack, PLAIN_PORT, PORT, Scene, Target};
+use crate::raw::{fpdu, untagged, write};
 use uwarp_engine::stats::EngineStats;
-use uwarp_sim_tests::hostile::den::{Den, Growth, Opening, Pace, Reader, Stage};
-use uwarp_sim_tests::hostile::{Attack, PLAIN_PORT, PORT, Scene, Target};
-use uwarp_sim_tests::raw::{fpdu, untagged, write};
 use uwarp_tcp::Instant;
 use uwarp_wire::rdmap::Opcode;
 use uwarp_wire::tcp::{SackBlocks, SeqNumber};
 
-use crate::Maker;
-use crate::tcp::STEP;
+use super::Maker;
+use super::tcp::STEP;
 
 /// The attacks of this file.
 pub const ATTACKS: &[(&str, Maker)] = &[

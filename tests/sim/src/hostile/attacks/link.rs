@@ -3,9 +3,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use crate::hostile::den::{Den, Opening, Pace, Reader};
+use crate::hostile::{Attack, FRAGMENTS, PORT, Scene, Target};
 use uwarp_engine::stats::EngineStats;
-use uwarp_sim_tests::hostile::den::{Den, Opening, Pace, Reader};
-use uwarp_sim_tests::hostile::{Attack, FRAGMENTS, PORT, Scene, Target};
 use uwarp_tcp::Instant;
 use uwarp_testkit::rig::address6;
 use uwarp_wire::arp::ArpPacket;
@@ -14,8 +14,8 @@ use uwarp_wire::frame::{emit_fragment, emit_icmp};
 use uwarp_wire::icmp::{IcmpMessage, unreachable};
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
-use crate::Maker;
-use crate::tcp::STEP;
+use super::Maker;
+use super::tcp::STEP;
 
 /// The attacks of this file.
 pub const ATTACKS: &[(&str, Maker)] = &[

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use crate::hostile::den::{Den, Opening, Pace, Reader, Stage};
+use crate::hostile::{Attack, PORT, REGION, Scene, Target};
+use crate::raw::{fpdu, untagged, write};
 use uwarp_engine::stats::EngineStats;
-use uwarp_sim_tests::hostile::den::{Den, Opening, Pace, Reader, Stage};
-use uwarp_sim_tests::hostile::{Attack, PORT, REGION, Scene, Target};
-use uwarp_sim_tests::raw::{fpdu, untagged, write};
 use uwarp_tcp::Instant;
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest, Opcode};
 
-use crate::Maker;
+use super::Maker;
 
 /// The attacks of this file.
 pub const ATTACKS: &[(&str, Maker)] = &[

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use crate::hostile::den::{Acknowledging, Den, Growth, Opening, Pace, Reader};
+use crate::hostile::{Attack, PORT, Scene, Target};
+use crate::raw::{fpdu, write};
 use uwarp_engine::stats::EngineStats;
-use uwarp_sim_tests::hostile::den::{Acknowledging, Den, Growth, Opening, Pace, Reader};
-use uwarp_sim_tests::hostile::{Attack, PORT, Scene, Target};
-use uwarp_sim_tests::raw::{fpdu, write};
 use uwarp_tcp::Instant;
 use uwarp_wire::tcp::{SackBlock, SackBlocks, SeqNumber};
 
-use crate::Maker;
+use super::Maker;
 
 /// The attacks of this file.
 pub const ATTACKS: &[(&str, Maker)] = &[
