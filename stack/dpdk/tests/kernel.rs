@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
 
 use common::{PATIENCE, contents, eal, exchange, fill, open, options, receive, send, sizes, whole};
-use uwarp_dpdk::{DeviceConfig, Error, Port};
+use uwarp_dpdk::{DeviceConfig, Error, Port, TxChecksum};
 use uwarp_netns::{self as netns, End, Namespace};
 
 /// A namespace of the test's own; `None`, and a note, for an ordinary user.
@@ -114,12 +114,22 @@ fn tap(mtu: u16) {
     for size in [18, 100, 500, usize::from(mtu) - 28] {
         let payload = contents(size.max(18), size as u64);
         let mut mbuf = queue.alloc().unwrap();
-        fill(&mut mbuf, &udp_frame(kernel, own, kernel_port, &payload));
+        let frame = udp_frame(kernel, own, kernel_port, &payload);
+        fill(&mut mbuf, &frame);
+        if port.capabilities().tx_ipv4_checksum {
+            assert!(mbuf.set_tx_checksum(TxChecksum { l2_len: 14, l3_len: 20, ip: true, ..TxChecksum::default() }));
+        }
+        // Sent twice, as a segment that is lost: what a device has sent is still the same frame.
+        let again = mbuf.share();
         send(&mut queue, mbuf);
+        assert_eq!(whole(&again), frame);
+        send(&mut queue, again);
         let mut got = vec![0; 10_000];
         let (len, from) = socket.recv_from(&mut got).unwrap();
         assert_eq!(&got[..len], &payload[..], "to the kernel");
         assert_eq!(from.to_string(), "10.77.0.2:7");
+        assert_eq!(socket.recv_from(&mut got).unwrap(), (len, from), "once more");
+        assert_eq!(&got[..len], &payload[..], "once more");
 
         // Back, behind 14 + 20 + 8 octets of headers. The kernel sends other frames, too.
         socket.send_to(&payload, from).unwrap();

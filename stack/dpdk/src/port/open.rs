@@ -492,9 +492,13 @@ pub(super) fn configure(
         | pick(options.queues > 1, sys::UWARP_ETH_RX_RSS_HASH)
         | sys::UWARP_ETH_RX_SCATTER)
         & limits.rx_offload_capa;
-    let tx = (pick(wanted.tx_checksum, sys::UWARP_ETH_TX_IPV4_CKSUM | sys::UWARP_ETH_TX_TCP_CKSUM)
-        // The tap driver refuses segments of full size: it compares the whole frame with the MTU.
-        | pick(wanted.tso && plan.tells_mtu.is_none(), sys::UWARP_ETH_TX_TCP_TSO)
+    // The tap driver has no hardware to leave work to. Since DPDK 23.11 it cuts the headers off a frame whose checksum it
+    // computes, although the stack still holds the frame to send it again
+    // (https://github.com/DPDK/dpdk/commit/81890dbb91d1a0cdeef097ab653fa00de5f230b7). And it refuses to cut segments of
+    // full size, because it compares the whole frame with the MTU.
+    let is_tap = plan.tells_mtu.is_some();
+    let tx = (pick(wanted.tx_checksum && !is_tap, sys::UWARP_ETH_TX_IPV4_CKSUM | sys::UWARP_ETH_TX_TCP_CKSUM)
+        | pick(wanted.tso && !is_tap, sys::UWARP_ETH_TX_TCP_TSO)
         | sys::UWARP_ETH_TX_MULTI_SEGS)
         & limits.tx_offload_capa;
     let hash = (sys::UWARP_ETH_RSS_TCP4 | sys::UWARP_ETH_RSS_TCP6) & limits.flow_type_rss_offloads;

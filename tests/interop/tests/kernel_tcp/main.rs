@@ -57,7 +57,7 @@ fn over_tap(name: &'static str, addresses: Addresses) {
     let device = DeviceConfig::Tap { name: "tap0".into(), mac: None, netns: None };
     let context = configure(device, addresses);
     End::kernel("tap0", &[addresses.kernel]).bring_up().expect("an address on the tap");
-    // The driver computes checksums after the faults, and would make damaged segments valid.
+    // The driver verifies checksums before the faults, and vouches for segments that are damaged behind it.
     all(Bed::new(context, name, addresses), false);
 }
 
