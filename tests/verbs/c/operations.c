@@ -1,10 +1,11 @@
 /*
  * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
- * completion queue, memory windows of type 2B, fork between two messages, a full completion queue.
+ * completion queue, memory windows of type 2B, fork between two messages, a full completion queue, queue pairs that the program
+ * makes and moves itself.
  *
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
- *   ./operations wr|srq|threads|window|fork|full server ADDRESS
- *   ./operations wr|srq|threads|window|fork|full client ADDRESS
+ *   ./operations wr|srq|threads|window|fork|full|moves server ADDRESS
+ *   ./operations wr|srq|threads|window|fork|full|moves client ADDRESS
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -759,13 +760,131 @@ static void full_client(struct end end)
 	}
 }
 
+/* moves: the program makes its queue pair and moves it from state to state as rdma_init_qp_attr says. */
+static struct ibv_qp *own_queue_pair(void)
+{
+	struct ibv_qp_init_attr wanted = { .qp_type = IBV_QPT_RC, .send_cq = completions, .recv_cq = completions,
+					   .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1,
+						    .max_recv_sge = 1, .max_inline_data = 32 } };
+	struct ibv_qp *qp = ibv_create_qp(domain, &wanted);
+
+	check(qp != NULL);
+	return qp;
+}
+
+static enum ibv_qp_state state_of(struct ibv_qp *qp)
+{
+	struct ibv_qp_init_attr made;
+	struct ibv_qp_attr found;
+
+	check(ibv_query_qp(qp, &found, IBV_QP_STATE, &made) == 0);
+	check(found.qp_state == qp->state);
+	return found.qp_state;
+}
+
+static void move(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state to)
+{
+	struct ibv_qp_attr wanted = { .qp_state = to };
+	int mask;
+
+	check(rdma_init_qp_attr(id, &wanted, &mask) == 0);
+	check(ibv_modify_qp(qp, &wanted, mask) == 0);
+	check(state_of(qp) == to);
+}
+
+/* The next event of an identifier, which has to be this one. */
+static void event_comes(struct rdma_cm_id *id, enum rdma_cm_event_type wanted)
+{
+	struct rdma_cm_event *event;
+
+	check(rdma_get_cm_event(id->channel, &event) == 0);
+	check(event->event == wanted && event->status == 0);
+	check(rdma_ack_cm_event(event) == 0);
+}
+
+static void moves_end(struct rdma_cm_id *id, struct ibv_qp *qp)
+{
+	check(id->qp == NULL);
+	check(state_of(qp) == IBV_QPS_ERR);
+	check(ibv_destroy_qp(qp) == 0);
+	check(rdma_destroy_id(id) == 0);
+}
+
+static void moves_server(struct rdma_cm_id *listener)
+{
+	struct ibv_qp_attr named = { .qp_state = IBV_QPS_RTR, .dest_qp_num = 7 };
+	struct ibv_qp_attr early = { .qp_state = IBV_QPS_RTS };
+	struct rdma_conn_param wanted;
+	struct rdma_cm_id *id;
+	struct place place;
+	struct ibv_qp *qp;
+
+	check(rdma_get_request(listener, &id) == 0);
+	prepare(id->verbs);
+	qp = own_queue_pair();
+	move(id, qp, IBV_QPS_INIT);
+	post_receive(qp, 1, 0, 64);
+	/* Only rdma_cm connects, and no state is left out. */
+	check(ibv_modify_qp(qp, &named, IBV_QP_STATE | IBV_QP_DEST_QPN) == EINVAL);
+	check(ibv_modify_qp(qp, &early, IBV_QP_STATE) == EINVAL);
+	check(state_of(qp) == IBV_QPS_INIT);
+	move(id, qp, IBV_QPS_RTR);
+	move(id, qp, IBV_QPS_RTS);
+	place = own();
+	wanted = parameters(&place);
+	wanted.qp_num = qp->qp_num;
+	check(rdma_accept(id, &wanted) == 0);
+	check(succeeded(1).byte_len == 5 && memcmp(room, "moved", 5) == 0);
+	send_octets(qp, 2, "too", 3);
+	succeeded(2);
+	event_comes(id, RDMA_CM_EVENT_DISCONNECTED);
+	moves_end(id, qp);
+}
+
+static void moves_client(const char *address)
+{
+	struct rdma_conn_param wanted;
+	struct sockaddr_in server;
+	struct rdma_cm_id *id;
+	struct place place;
+	struct ibv_qp *qp;
+	int left;
+
+	to_address(&server, address);
+	check(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	check(rdma_resolve_addr(id, NULL, (struct sockaddr *)&server, 5000) == 0);
+	check(rdma_resolve_route(id, 5000) == 0);
+	prepare(id->verbs);
+	qp = own_queue_pair();
+	move(id, qp, IBV_QPS_INIT);
+	post_receive(qp, 1, 0, 64);
+	place = own();
+	wanted = parameters(&place);
+	/* There is no queue pair with this number, and no connection without one. */
+	wanted.qp_num = qp->qp_num + 1;
+	check(rdma_connect(id, &wanted) == -1 && errno == EINVAL);
+	wanted.qp_num = qp->qp_num;
+	check(rdma_connect(id, &wanted) == 0);
+	check(id->event->event == RDMA_CM_EVENT_ESTABLISHED && state_of(qp) == IBV_QPS_RTS);
+	send_octets(qp, 2, "moved", 5);
+	/* Its completion and the answer's have no order. */
+	for (left = 2; left > 0; left--) {
+		struct ibv_wc found = next();
+
+		check(found.status == IBV_WC_SUCCESS && (found.wr_id == 1 || found.wr_id == 2));
+	}
+	check(memcmp(room, "too", 3) == 0);
+	check(rdma_disconnect(id) == 0);
+	moves_end(id, qp);
+}
+
 int main(int argc, char **argv)
 {
 	const char *test, *address;
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|window|fork|full server|client ADDRESS\n");
+		fprintf(stderr, "usage: operations wr|srq|threads|window|fork|full|moves server|client ADDRESS\n");
 		return 2;
 	}
 	test = argv[1];
@@ -803,6 +922,11 @@ int main(int argc, char **argv)
 			full_server(accepted(listening(address), full_receives));
 		else
 			full_client(connected(address, NULL));
+	} else if (strcmp(test, "moves") == 0) {
+		if (is_server)
+			moves_server(listening(address));
+		else
+			moves_client(address);
 	} else {
 		fprintf(stderr, "there is no test '%s'\n", test);
 		return 2;

@@ -54,3 +54,8 @@ fn a_child_forked_between_messages_gets_errors_and_its_parent_goes_on() {
 fn a_full_completion_queue_raises_its_event_and_every_request_still_completes() {
     both_ends("op-full", "full");
 }
+
+#[test]
+fn a_program_makes_and_moves_its_queue_pair_itself() {
+    both_ends("op-moves", "moves");
+}

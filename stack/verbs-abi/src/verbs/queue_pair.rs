@@ -295,6 +295,27 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     number(|| destroy(qp))
 }
 
+/// What names a peer to a queue pair or counts its packets: InfiniBand's way to connect one.
+const PEER: u32 = IBV_QP_AV | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN;
+
+/// The program moves its queue pair to "ready to receive" or "ready to send".
+///
+/// In iWARP a stream is what moves it there, and rdma_cm makes streams. A server that moves its queue pair by
+/// `rdma_init_qp_attr` does so before it accepts, when rdma_cm does not know the queue pair yet: that is allowed as long as
+/// no peer is named.
+fn move_up(pair: &Handle<Pair>, now: ibv_qp_state, wanted: ibv_qp_state, mask: u32) -> Result<(), Errno> {
+    let is_next = matches!((now, wanted), (IBV_QPS_INIT | IBV_QPS_RTR, IBV_QPS_RTR) | (IBV_QPS_RTR, IBV_QPS_RTS));
+    if pair.identifiers.load(Ordering::Acquire) == 0 && (mask & PEER != 0 || !is_next) {
+        tracing::warn!("a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)");
+        return Err(EINVAL);
+    }
+    // Its stream may have moved it further.
+    if !matches!(now, IBV_QPS_RTS | IBV_QPS_ERR) {
+        set_state(pair, wanted);
+    }
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, mask: c_int) -> c_int {
     number(|| {
@@ -312,18 +333,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
                 set_state(pair, IBV_QPS_RESET);
             }
             IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
-            // iWARP has no addresses of queue pairs to set: a stream is what moves it there, and rdma_cm makes streams.
-            IBV_QPS_RTR | IBV_QPS_RTS if pair.identifiers.load(Ordering::Acquire) > 0 => {
-                if now != IBV_QPS_ERR {
-                    set_state(pair, wanted.qp_state);
-                }
-            }
-            IBV_QPS_RTR | IBV_QPS_RTS => {
-                tracing::warn!(
-                    "a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)"
-                );
-                return Err(EINVAL);
-            }
+            IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted.qp_state, mask as u32)?,
             IBV_QPS_SQD => {
                 if let Some(control) = pair.control().as_mut() {
                     control.disconnect();
