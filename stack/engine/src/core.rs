@@ -22,7 +22,7 @@ use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
 use crate::connection::time_wait::TimeWaits;
 use crate::connection::wheel::Wheel;
-use crate::connection::{Connections, HeldFrames, Opening};
+use crate::connection::{Connections, HeldFrames, IPV6_AND_TCP, Opening};
 use crate::link::port::Port;
 use crate::link::{Link, Transmit};
 use crate::net::Net;
@@ -47,7 +47,6 @@ pub(crate) struct Core<P: Port> {
     /// All that this turn did took the short ways, which put nothing rare off.
     pub(crate) was_usual: bool,
     pub(crate) counters: Counters,
-    pub(crate) random: fastrand::Rng,
     pub(crate) link: Link<P>,
     pub(crate) net: Net,
     pub(crate) connections: Connections<P::Buffer>,
@@ -98,7 +97,6 @@ impl<P: Port> Core<P> {
             needs_attention: false,
             was_usual: false,
             counters: Counters::default(),
-            random,
             link: Link {
                 port,
                 own_mac: EthernetAddress(capabilities.mac),
@@ -124,10 +122,12 @@ impl<P: Port> Core<P> {
             },
             net: Net {
                 addresses,
+                events: channels.events.clone(),
+                random,
                 known_epoch: neighbours.epoch(),
                 neighbours,
                 unresolved: Vec::new(),
-                paths: Paths::new(hash),
+                paths: Paths::new(hash, capabilities.mtu),
                 reassembly: Reassembly::new(config.limits.reassembly_octets as usize),
                 icmp_errors: ErrorLimit::new(config.limits.icmp_errors),
                 announced: false,
@@ -144,6 +144,8 @@ impl<P: Port> Core<P> {
                 opening: Opening {
                     listeners: HashMap::new(),
                     half_open: 0,
+                    isn: IsnGenerator::new(secret),
+                    mss6: capabilities.mtu - IPV6_AND_TCP,
                     cookies: SynCookies::new(config.cookie_secret),
                     cookies_until: Instant::ZERO,
                     guesses: Guesses::new(hash),
@@ -158,8 +160,8 @@ impl<P: Port> Core<P> {
                 pressure: Pressure::default(),
                 held: HeldFrames::new(held_budget),
                 records: BufferStore::with_capacity(transmit_buffers),
-                isn: IsnGenerator::new(secret),
                 tcp_config,
+                ending: Vec::new(),
             },
             rdma,
             streams: Streams { wakeups: Vec::with_capacity(64) },
@@ -177,6 +179,6 @@ impl<P: Port> Core<P> {
 
     #[inline]
     pub(crate) fn count_drop(&mut self, reason: DropReason) {
-        self.counters.drops[reason as usize] += 1;
+        self.counters.count_drop(reason);
     }
 }

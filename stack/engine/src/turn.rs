@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use uwarp_memory::Turn;
-use uwarp_tcp::Instant;
+use uwarp_tcp::{Instant, TimeWait};
 
+use crate::api::command::AsyncEvent;
+use crate::connection::Connection;
+use crate::connection::ending::release;
 use crate::core::Core;
 use crate::engine::Turned;
 use crate::link::handoff::Handoff;
@@ -54,7 +57,7 @@ impl<P: Port> Core<P> {
         let now = self.now;
         if !self.net.announced {
             self.net.announced = true;
-            self.announce_twice();
+            self.net.announce_twice(&mut self.link, &mut self.counters, now);
             self.net.chores_at = Some(now);
         }
         if self.connections.wheel.due(now) {
@@ -65,8 +68,10 @@ impl<P: Port> Core<P> {
                 self.connections.wheel.advance(now, &mut self.connections.fired);
             }
         }
-        if now >= self.link.check_at {
-            self.check_link();
+        if now >= self.link.check_at
+            && let Some(up) = self.link.check(now)
+        {
+            self.on_link(up);
         }
         self.needs_attention |= !self.connections.fired.is_empty()
             || self.net.neighbours.unsettled(now)
@@ -78,6 +83,17 @@ impl<P: Port> Core<P> {
             || self.rdma.commits.unsettled(now)
             || self.rdma.lanes.unsettled();
         self.quiet_until = self.next_rare();
+    }
+
+    /// The link's state has changed.
+    #[cold]
+    fn on_link(&mut self, up: bool) {
+        self.control.events.send(AsyncEvent::Link { up });
+        if up {
+            self.net.announce_twice(&mut self.link, &mut self.counters, self.now);
+        } else {
+            self.connections.probe(self.now);
+        }
     }
 
     /// See [`Core::quiet_until`].
@@ -196,17 +212,18 @@ impl<P: Port> Core<P> {
         while let Some(index) = self.connections.fired.pop() {
             self.on_timer(turn, index);
         }
-        self.run_time_wait();
+        self.connections.run_time_wait(self.link.handoff.as_ref(), self.now);
         // Before commits, which queue pairs with new work may begin.
         self.run_doorbells();
         if self.rdma.commits.unsettled(self.now) {
             self.run_commits(turn);
         }
         if self.net.chores_at.is_some_and(|at| at <= self.now) {
-            self.run_chores();
+            self.net.run_chores(&mut self.link, &mut self.connections, &mut self.counters, self.now);
         }
         if self.net.neighbours.unsettled(self.now) || self.net.known_epoch != self.net.neighbours.epoch() {
-            self.run_neighbours();
+            self.net.run_neighbours(&mut self.link, &mut self.connections, &mut self.counters, self.now);
+            self.end_connections();
         }
         if self.rdma.sweep_at.is_some_and(|at| at <= self.now) {
             self.sweep();
@@ -214,6 +231,70 @@ impl<P: Port> Core<P> {
         if self.control.shutdown.is_some() {
             self.run_shutdown();
         }
+    }
+
+    /// Puts a connection back that was taken out for a while, and ends it if it is over.
+    #[inline]
+    pub(crate) fn put_back(&mut self, index: u32, connection: Box<Connection>) {
+        if self.connections.put_back(index, connection) {
+            self.end_connections();
+        }
+    }
+
+    /// Ends the connections that the last step has left for that.
+    #[cold]
+    pub(crate) fn end_connections(&mut self) {
+        while let Some((index, failure)) = self.connections.ending.pop() {
+            // One that was left twice is gone by now.
+            let Some(mut connection) = self.connections.table.take(index) else { continue };
+            if let Some(reason) = failure {
+                self.startup_failed(&mut connection, reason);
+            }
+            if connection.gone {
+                release(self.link.handoff.as_ref(), &connection.flow);
+                self.dismantle(index, connection);
+                continue;
+            }
+            if connection.has_told_all() {
+                self.stream_over(&mut connection);
+            }
+            if let Some(wait) = connection.time_wait_left() {
+                self.enter_time_wait(index, connection, wait);
+                continue;
+            }
+            if let Some(deadline) = connection.next_deadline() {
+                self.connections.wheel.arm(index, deadline);
+            }
+            self.connections.table.put(index, connection);
+        }
+        while let Some(retry) = self.connections.opening.retries.pop() {
+            self.connect(retry);
+        }
+    }
+
+    /// Moves a connection to the TIME-WAIT table. The flow stays this engine's.
+    #[cold]
+    pub(crate) fn enter_time_wait(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
+        let flow = connection.flow;
+        self.dismantle(index, connection);
+        let handoff = self.link.handoff.as_ref();
+        self.connections.time_wait.insert(flow, wait, |gone| release(handoff, gone));
+    }
+
+    /// Frees what a connection holds.
+    fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
+        self.leave_listener(&mut connection);
+        self.stream_over(&mut connection);
+        self.connections.dismantle(index, &mut connection, self.now);
+        self.net.forget(index, &connection);
+        let gather = self.rdma.gathers.resume(&mut connection);
+        self.rdma.gathers.give(gather);
+        // Its port may be given back to a switch now, which drops what comes from there later.
+        self.flush();
+        self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
+        self.connections.table.release(index);
+        self.counters.connections_closed += 1;
+        self.connections.opening.reserved.disconnected(connection.flow.local_port);
     }
 
     /// Gives frames to the device.

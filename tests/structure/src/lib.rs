@@ -1,8 +1,10 @@
-//! Counts of the sources of `stack/`: sizes of files, fields of structs, and files that import each other in a circle.
+//! Counts of the sources of `stack/`: sizes of files, fields of structs, files that import each other in a circle, and
+//! functions of the engine that take most of its state.
 
 #![forbid(unsafe_code)]
 
 mod imports;
+mod rooms;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ pub const LINES: usize = 700;
 /// Most fields of a struct.
 pub const FIELDS: usize = 16;
 
-/// What is over its limit, by its name: `lines FILE`, `fields FILE STRUCT`, `circle CRATE`.
+/// What is over its limit, by its name: `lines FILE`, `fields FILE STRUCT`, `circle CRATE`, `parts ROOM`.
 pub type Counts = BTreeMap<String, usize>;
 
 /// A source file of a crate.
@@ -104,6 +106,10 @@ pub fn count(root: &Path) -> Counts {
         let circle = imports::in_circles(&sources);
         if circle > 0 {
             counts.insert(format!("circle stack/{name}"), circle);
+        }
+        if name == "engine" {
+            let wide = rooms::too_wide(&sources).into_iter();
+            counts.extend(wide.map(|(room, count)| (format!("parts stack/engine/src/{room}"), count)));
         }
     }
     counts

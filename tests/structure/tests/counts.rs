@@ -5,7 +5,7 @@ use std::path::Path;
 use uwarp_structure_tests::{Counts, count};
 
 #[test]
-fn no_file_struct_or_circle_of_imports_grows_beyond_the_table() {
+fn no_file_struct_circle_or_room_grows_beyond_the_table() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = folder.join("tests/counts.txt");
     let text = std::fs::read_to_string(&table).expect("the table");

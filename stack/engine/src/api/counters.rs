@@ -1,6 +1,6 @@
 //! The counters of an engine.
 
-use crate::api::stats::{DROP_REASONS, Wakeups};
+use crate::api::stats::{DROP_REASONS, DropReason, Wakeups};
 
 /// Counters since the engine was created.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,4 +52,12 @@ pub(crate) struct Counters {
     pub(crate) neighbour_lookups: u64,
     pub(crate) octets_gathered: u64,
     pub(crate) drops: [u64; DROP_REASONS],
+}
+
+impl Counters {
+    /// Counts what goes no further.
+    #[inline]
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.drops[reason as usize] += 1;
+    }
 }

@@ -49,7 +49,7 @@ impl<P: Port> Core<P> {
         }
         let space = connection.owner_space();
         connection.set_receive_space(space);
-        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        connection.schedule(&mut self.connections.ready, index);
         self.put_back(index, connection);
     }
 

@@ -37,13 +37,13 @@ impl<P: Port> Core<P> {
             Ok(flow) => flow,
             Err(reason) => return streaming.fail(reason.into()),
         };
-        let mut config = self.tcp_config_for(flow.remote);
+        let mut config = self.connections.tcp_config_for(flow.remote);
         options.configure(&mut config);
-        let isn = self.connections.isn.generate(&flow, self.now);
+        let isn = self.connections.opening.isn.generate(&flow, self.now);
         let tcp = uwarp_tcp::Connection::connect(&config, isn, self.now);
         let index = self.add_connection(flow, tcp, Phase::Stream(StreamLimit::Opening(self.now + timeout)));
         self.attach(index, streaming);
-        self.schedule_index(index);
+        self.connections.schedule_index(index);
     }
 
     /// Attaches an application's stream to a connection.
@@ -254,7 +254,7 @@ impl<P: Port> Core<P> {
             let held = connection.tcp.records();
             if !self.link.has_share(held) {
                 // Acknowledgments will return what it holds; a connection that holds nothing gets none.
-                break held == 0 && self.is_starved();
+                break held == 0 && self.connections.is_starved();
             }
             let Some(mut buffer) = self.link.alloc() else {
                 self.connections.starved = true;
@@ -368,7 +368,7 @@ impl<P: Port> Core<P> {
             let written = stream.send.available() as u64;
             connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
         }
-        self.schedule_index(index);
+        self.connections.schedule_index(index);
     }
 
     pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
@@ -377,7 +377,7 @@ impl<P: Port> Core<P> {
         if let Some(connection) = self.connections.table.get_mut(index) {
             connection.tcp.set_nagle(nagle);
         }
-        self.schedule_index(index);
+        self.connections.schedule_index(index);
     }
 }
 

@@ -29,7 +29,7 @@ impl<P: Port> Core<P> {
         if result.is_ok() {
             self.bind(number, index);
         }
-        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        connection.schedule(&mut self.connections.ready, index);
         self.put_back(index, connection);
         result
     }
@@ -84,7 +84,7 @@ impl<P: Port> Core<P> {
                     if !self.resume_stream(&mut connection) {
                         self.finish_tcp(&mut connection);
                     }
-                    Self::schedule(&mut self.connections.ready, index, &mut connection);
+                    connection.schedule(&mut self.connections.ready, index);
                 }
                 Err(_) => self.abort(&mut connection),
             }

@@ -9,104 +9,86 @@ use uwarp_wire::tcp::TcpHeader;
 use std::time::Duration;
 
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
-use crate::connection::Connection;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
 use crate::link::handoff::Handoff;
-use crate::link::port::Port;
+use crate::link::port::{Buffer, Port};
 use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::running::{Ending, Limit};
 
 /// How long TCP may continue alone when the application has left.
 pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
-impl<P: Port> Core<P> {
-    /// Puts a connection back that was taken out for a while, with its timer; or removes it, if it is over.
+impl<B: Buffer> Connections<B> {
+    /// Puts a connection back that was taken out for a while, with its timer. True: it is over, and the end of the step ends
+    /// it, see [`Connections::ending`].
     #[inline]
-    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) {
-        if connection.gone {
-            return self.remove(index, connection);
+    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) -> bool {
+        let ends = connection.gone || connection.has_told_all() || connection.time_wait_left().is_some();
+        if ends {
+            self.ending.push((index, None));
+        } else if let Some(deadline) = connection.next_deadline() {
+            self.wheel.arm(index, deadline);
         }
-        if connection.queue_pair.is_some() && is_over(&connection) {
-            // Both sides have all data. Only TCP still waits for the acknowledgment of our FIN: a peer that leaves at
-            // once would otherwise make the application wait for a user time-out.
-            self.stream_over(&mut connection);
-        }
-        if connection.finished
-            && connection.tcp.state() == State::TimeWait
-            && !connection.scheduled
-            && let Some(wait) = connection.tcp.time_wait()
-        {
-            // Only late segments need an answer now, which takes tens of octets.
-            return self.enter_time_wait(index, connection, wait);
-        }
-        if let Some(deadline) = connection.next_deadline() {
-            self.connections.wheel.arm(index, deadline);
-        }
-        self.connections.table.put(index, connection);
+        self.table.put(index, connection);
+        ends
     }
 
-    /// Moves a connection to the TIME-WAIT table. The flow stays this engine's.
-    #[cold]
-    pub(crate) fn enter_time_wait(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
-        let flow = connection.flow;
-        self.dismantle(index, connection);
-        let handoff = self.link.handoff.as_ref();
-        self.connections.time_wait.insert(flow, wait, |gone| release(handoff, gone));
+    /// The start-up of a connection fails at the end of the step.
+    pub(crate) fn fail(&mut self, index: u32, reason: ConnectFailure) {
+        self.ending.push((index, Some(reason)));
     }
 
     /// Removes connections whose TIME-WAIT is over.
-    pub(crate) fn run_time_wait(&mut self) {
-        let handoff = self.link.handoff.as_ref();
-        self.connections.time_wait.expire(self.now, |gone| release(handoff, gone));
+    pub(crate) fn run_time_wait(&mut self, handoff: Option<&Handoff>, now: Instant) {
+        self.time_wait.expire(now, |gone| release(handoff, gone));
     }
 
-    #[cold]
-    fn remove(&mut self, index: u32, connection: Box<Connection>) {
-        release(self.link.handoff.as_ref(), &connection.flow);
-        self.dismantle(index, connection);
-    }
-
-    /// Frees what a connection holds.
-    fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
-        self.leave_listener(&mut connection);
-        self.stream_over(&mut connection);
-        self.connections.flows.remove(connection.tag, index);
-        self.connections.wheel.disarm(index);
-        self.net.paths.forget(index);
+    /// Frees what a connection holds here.
+    pub(crate) fn dismantle(&mut self, index: u32, connection: &mut Connection, now: Instant) {
+        self.flows.remove(connection.tag, index);
+        self.wheel.disarm(index);
         // For a connection that leaves TIME-WAIT early: no reset is sent.
-        let _ = connection.tcp.abort(self.now);
+        let _ = connection.tcp.abort(now);
         while let Some(token) = connection.tcp.pop_any() {
-            self.connections.records.remove(token);
+            self.records.remove(token);
         }
         while let Some(held) = connection.tcp.take_in_order() {
-            self.connections.held.remove(held.token);
+            self.held.remove(held.token);
         }
         while let Some(token) = connection.tcp.drain_discarded() {
-            self.connections.held.remove(token);
-        }
-        let gather = self.rdma.gathers.resume(&mut connection);
-        self.rdma.gathers.give(gather);
-        if connection.unresolved {
-            self.net.unresolved.retain(|other| *other != index);
+            self.held.remove(token);
         }
         if connection.scheduled {
-            self.connections.ready.retain(|other| *other != index);
-        }
-        // Its port may be given back to a switch now, which drops what comes from there later.
-        self.flush();
-        self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
-        self.connections.table.release(index);
-        self.counters.connections_closed += 1;
-        self.connections.opening.reserved.disconnected(connection.flow.local_port);
-        while let Some(retry) = self.connections.opening.retries.pop() {
-            self.connect(retry);
+            self.ready.retain(|other| *other != index);
         }
     }
+}
 
+impl Connection {
+    /// Whether both sides have all data, so nothing can come of the stream any more. Only TCP still waits for the acknowledgment
+    /// of our FIN: a peer that leaves at once would otherwise make the application wait for a user time-out.
+    #[inline]
+    pub(crate) fn has_told_all(&self) -> bool {
+        self.queue_pair.is_some() && matches!(self.phase, Phase::Running(_)) && has_everything(self)
+    }
+
+    /// What remains of the connection in TIME-WAIT: only late segments need an answer now, which takes tens of octets.
+    #[inline]
+    pub(crate) fn time_wait_left(&mut self) -> Option<TimeWait> {
+        if self.finished && self.tcp.state() == State::TimeWait && !self.scheduled {
+            self.tcp.time_wait()
+        } else {
+            None
+        }
+    }
+}
+
+impl<P: Port> Core<P> {
     /// The stream is over: flushes everything left, and tells the application.
-    fn stream_over(&mut self, connection: &mut Connection) {
+    pub(crate) fn stream_over(&mut self, connection: &mut Connection) {
         let mut phase = connection.phase.end();
         Self::plain_stream_over(connection);
         let Some(number) = connection.queue_pair.take() else { return };
@@ -292,7 +274,7 @@ impl<P: Port> Core<P> {
         header.destination_port = connection.flow.remote_port;
         let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
         if connection.epoch != 0 || connection.to_self {
-            self.send_bare(&connection.flow, mac, connection.to_self, header);
+            self.link.send_bare(&mut self.counters, &connection.flow, mac, connection.to_self, header);
         }
     }
 
@@ -302,7 +284,7 @@ impl<P: Port> Core<P> {
         if is_due(connection.tcp.deadline(), self.now) {
             let events = connection.tcp.on_deadline(self.now);
             if self.net.paths.is_doubting() {
-                self.review_doubt(index, &mut connection);
+                self.net.review_doubt(&mut self.counters, self.now, index, &mut connection);
             }
             if events.contains(Events::TIMED_OUT) {
                 // Send the reset while there is still a connection.
@@ -312,11 +294,11 @@ impl<P: Port> Core<P> {
                 connection.acknowledged(&mut self.connections.records);
                 self.on_tcp_end(index, &mut connection, events);
             }
-            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            connection.schedule(&mut self.connections.ready, index);
         }
         if !connection.gone && is_due(connection.phase.deadline(), self.now) {
             self.on_phase_deadline(&mut connection);
-            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            connection.schedule(&mut self.connections.ready, index);
         }
         if connection.awaits_receive() && !connection.gone {
             self.look_for_receive(turn, index, &mut connection);
@@ -352,7 +334,7 @@ impl<P: Port> Core<P> {
         let Some(index) = self.rdma.queue_pair(number).and_then(|queue_pair| queue_pair.connection) else { return };
         let Some(mut connection) = self.connections.table.take(index) else { return };
         self.disconnect_connection(&mut connection);
-        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        connection.schedule(&mut self.connections.ready, index);
         self.put_back(index, connection);
     }
 
@@ -413,16 +395,10 @@ impl<P: Port> Core<P> {
 }
 
 /// Releases the flow, so other engines may claim it.
-fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
+pub(crate) fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
     if let Some(handoff) = handoff {
         handoff.release(flow);
     }
-}
-
-/// Whether nothing can come of the stream any more, although TCP may not have finished.
-#[inline]
-fn is_over(connection: &Connection) -> bool {
-    matches!(connection.phase, Phase::Running(_)) && has_everything(connection)
 }
 
 /// Whether a time has come.

@@ -19,7 +19,7 @@ impl<P: Port> Core<P> {
             connection.queue_pair = None;
             queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
             self.leave_to_tcp(&mut connection);
-            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            connection.schedule(&mut self.connections.ready, index);
             self.put_back(index, connection);
         }
     }
@@ -59,7 +59,7 @@ impl<P: Port> Core<P> {
                 // A reset could overtake the acknowledgment of messages that have completed here, and the peer's would
                 // fail.
                 self.leave_to_tcp(&mut connection);
-                Self::schedule(&mut self.connections.ready, index, &mut connection);
+                connection.schedule(&mut self.connections.ready, index);
             } else {
                 // Messages that were delivered are not lost for their sender because this side leaves.
                 if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(self.now) {

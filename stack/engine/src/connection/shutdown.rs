@@ -27,7 +27,7 @@ impl<P: Port> Core<P> {
         for index in self.connections.table.indexes() {
             let Some(mut connection) = self.connections.table.take(index) else { continue };
             self.disconnect_connection(&mut connection);
-            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            connection.schedule(&mut self.connections.ready, index);
             self.put_back(index, connection);
         }
     }

@@ -72,10 +72,9 @@ impl<P: Port> Core<P> {
         self.connections.flows.insert(tag, handle.index);
         self.connections.opening.reserved.connected(flow.local_port);
         if self.net.paths.mtu(flow.remote).is_some()
-            && let Some(mut connection) = self.connections.table.take(handle.index)
+            && let Some(connection) = self.connections.table.get_mut(handle.index)
         {
-            self.fit(&mut connection);
-            self.connections.table.put(handle.index, connection);
+            self.net.paths.fit(connection);
         }
         handle.index
     }
@@ -107,14 +106,14 @@ impl<P: Port> Core<P> {
             Box::new(ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry })
         });
         let flow = self.choose_flow(address, remote.port(), local_address, local_port)?;
-        let isn = self.connections.isn.generate(&flow, self.now);
-        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, self.now);
+        let isn = self.connections.opening.isn.generate(&flow, self.now);
+        let tcp = uwarp_tcp::Connection::connect(&self.connections.tcp_config_for(address), isn, self.now);
         let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
         if let Some(connection) = self.connections.table.get_mut(index) {
             connection.queue_pair = Some(number);
         }
         self.bind(number, index);
-        self.schedule_index(index);
+        self.connections.schedule_index(index);
         Ok(())
     }
 
@@ -197,7 +196,7 @@ impl<P: Port> Core<P> {
         let (first, last) = self.config.ephemeral_ports;
         let count = u32::from(last - first) + 1;
         // A random start makes ports hard to guess (RFC 6056) and rarely taken.
-        let start = self.random.u32(0..count);
+        let start = self.net.random.u32(0..count);
         let mut failure = ConnectFailure::NoPort;
         for step in 0..count {
             flow.local_port = first + ((start + step) % count) as u16;
@@ -220,7 +219,7 @@ impl<P: Port> Core<P> {
 
     /// Claims a flow for a connection that we open.
     fn take(&self, flow: &FlowKey) -> Result<(), ConnectFailure> {
-        if self.find(flow).is_some()
+        if self.connections.find(flow).is_some()
             || self.connections.time_wait.contains(flow)
             || self.connections.opening.listeners.contains_key(&flow.local_port)
         {
@@ -228,7 +227,8 @@ impl<P: Port> Core<P> {
         }
         // A connection to ourselves has both ends in this table.
         if self.net.addresses.is_own(flow.remote)
-            && (self.find(&flow.reversed()).is_some() || self.connections.time_wait.contains(&flow.reversed()))
+            && (self.connections.find(&flow.reversed()).is_some()
+                || self.connections.time_wait.contains(&flow.reversed()))
         {
             return Err(ConnectFailure::AddressInUse);
         }
@@ -244,16 +244,6 @@ impl<P: Port> Core<P> {
     /// Claims a flow for this engine, so other engines hand over its packets.
     pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
         self.link.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
-    }
-
-    /// The connection of a flow.
-    #[inline]
-    pub(crate) fn find(&self, flow: &FlowKey) -> Option<u32> {
-        let is_it = |index| self.connections.table.get(index).is_some_and(|connection| connection.flow == *flow);
-        self.connections
-            .guess
-            .filter(|guess| is_it(*guess))
-            .or_else(|| self.connections.flows.find(self.connections.flows.tag(flow), is_it))
     }
 
     /// TCP is open.

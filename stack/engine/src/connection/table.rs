@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use uwarp_tcp::{Instant, IsnGenerator, SynCookies, UsualSegment};
-use uwarp_wire::address::FlowKey;
+use uwarp_wire::address::{FlowKey, IpAddress};
 
-use crate::api::command::ConnectParameters;
+use crate::api::command::{ConnectFailure, ConnectParameters};
 use crate::connection::Connection;
 use crate::connection::buffers::{HeldFrames, Record};
 use crate::connection::flow::FlowTable;
@@ -47,9 +47,29 @@ pub(crate) struct Connections<B: Buffer> {
     pub(crate) held: HeldFrames<B>,
     /// Records that were sent, or will be, and are not acknowledged.
     pub(crate) records: BufferStore<Record<B>>,
-    pub(crate) isn: IsnGenerator,
     /// TCP's settings, adapted to the device's MTU.
     pub(crate) tcp_config: uwarp_tcp::Config,
+    /// Connections that a step of the turn has left to be ended behind it, since that takes more parts than the step has; with
+    /// the reason if it is the start-up that fails.
+    pub(crate) ending: Vec<(u32, Option<ConnectFailure>)>,
+}
+
+impl<B: Buffer> Connections<B> {
+    /// The connection of a flow.
+    #[inline]
+    pub(crate) fn find(&self, flow: &FlowKey) -> Option<u32> {
+        let is_it = |index| self.table.get(index).is_some_and(|connection| connection.flow == *flow);
+        self.guess.filter(|guess| is_it(*guess)).or_else(|| self.flows.find(self.flows.tag(flow), is_it))
+    }
+
+    /// TCP's settings for a connection to an address. IPv6 has a longer header (RFC 9293 §3.7.1).
+    pub(crate) fn tcp_config_for(&self, remote: IpAddress) -> uwarp_tcp::Config {
+        let mut config = self.tcp_config;
+        if !remote.is_ipv4() {
+            config.mss = config.mss.min(self.opening.mss6);
+        }
+        config
+    }
 }
 
 /// Listeners, and what they need for SYNs.
@@ -59,6 +79,9 @@ pub(crate) struct Opening {
     pub(crate) listeners: HashMap<u16, Listener>,
     /// Passive connections whose handshake is not done.
     pub(crate) half_open: u32,
+    pub(crate) isn: IsnGenerator,
+    /// The largest segment of a connection over IPv6.
+    pub(crate) mss6: u16,
     pub(crate) cookies: SynCookies,
     /// Until when a cookie of ours may come back. [`Handoff`](crate::link::handoff::Handoff) knows about other engines'
     /// cookies.

@@ -115,7 +115,7 @@ impl<P: Port> Core<P> {
             let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
             debug_assert!(connection.scheduled || connection.next_deadline().is_none_or(is_in_time));
         } else {
-            Self::schedule(&mut self.connections.ready, index, connection);
+            connection.schedule(&mut self.connections.ready, index);
         }
         true
     }

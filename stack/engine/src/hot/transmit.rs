@@ -348,7 +348,7 @@ impl<P: Port> Core<P> {
             }
             let frame = record.buffer.share();
             self.counters.hot_sent += 1;
-            return self.enqueue(frame, false);
+            return self.link.enqueue(&mut self.counters, frame, false);
         }
         self.emit(connection, &Transmit::fresh(segment, slice));
     }

@@ -96,26 +96,37 @@ impl<P: Port> Core<P> {
         }
         match frame {
             Ok(Frame::Arp(frame)) => {
-                self.share(octets);
-                self.receive_arp(&frame);
+                self.link.share(&mut self.counters, octets);
+                self.net.receive_arp(&mut self.link, &mut self.counters, self.now, &frame);
             }
             Ok(Frame::Icmp(frame)) => {
                 let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
-                if !flow.is_some_and(|flow| self.hand_off_octets(&flow, octets)) {
-                    self.receive_icmp(&frame);
+                if !flow.is_some_and(|flow| self.link.hand_off_octets(&mut self.counters, &flow, octets)) {
+                    let Core { net, link, connections, counters, now, .. } = self;
+                    net.receive_icmp(link, connections, counters, *now, &frame);
+                    self.end_connections();
                 }
             }
             Ok(Frame::Icmp6(frame)) => {
                 let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
                 if frame.message.is_discovery() {
-                    self.share(octets);
+                    self.link.share(&mut self.counters, octets);
                 }
-                if !flow.is_some_and(|flow| self.hand_off_octets(&flow, octets)) {
-                    self.receive_icmp6(&frame);
+                if !flow.is_some_and(|flow| self.link.hand_off_octets(&mut self.counters, &flow, octets)) {
+                    let Core { net, link, connections, counters, now, .. } = self;
+                    net.receive_icmp6(link, connections, counters, *now, &frame);
+                    self.end_connections();
                 }
             }
-            Ok(Frame::Fragment(frame)) => self.receive_fragment(turn, &frame, octets),
-            Ok(Frame::Refused(frame)) => self.refuse_packet(&frame, octets),
+            Ok(Frame::Fragment(frame)) => {
+                let Core { net, link, counters, now, .. } = self;
+                if let Some(whole) = net.take_fragment(link, counters, *now, &frame, octets) {
+                    self.receive_octets(turn, &whole, false);
+                }
+            }
+            Ok(Frame::Refused(frame)) => {
+                self.net.refuse_packet(&mut self.link, &mut self.counters, self.now, &frame, octets);
+            }
             Ok(Frame::Other(_)) => self.count_drop(DropReason::UnknownProtocol),
             Ok(Frame::Tcp(_)) => {}
             Err(WireError::HeaderChecksum) => self.count_drop(DropReason::IpChecksum),
@@ -155,11 +166,11 @@ impl<P: Port> Core<P> {
         if !good {
             return self.count_drop(DropReason::L4Checksum);
         }
-        let mut index = self.find(&frame.flow);
+        let mut index = self.connections.find(&frame.flow);
         if index.is_none() {
             if self.link.handoff.is_some()
                 && !self.connections.time_wait.contains(&frame.flow)
-                && self.hand_off(&frame.flow, &buffer)
+                && self.link.hand_off(&mut self.counters, &frame.flow, &buffer)
             {
                 return;
             }
@@ -200,7 +211,7 @@ impl<P: Port> Core<P> {
             return self.put_back(index, connection);
         }
         // It is served later in this turn, which also arms its timer.
-        Self::schedule(&mut self.connections.ready, index, &mut connection);
+        connection.schedule(&mut self.connections.ready, index);
         self.connections.table.put(index, connection);
     }
 
@@ -352,7 +363,7 @@ impl<P: Port> Core<P> {
             return;
         }
         let to_self = self.net.addresses.loops_back(frame.flow.remote);
-        if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
+        if self.link.send_bare(&mut self.counters, &frame.flow, frame.source_mac, to_self, header) {
             self.counters.resets_sent += 1;
         } else {
             self.count_drop(DropReason::NoTransmitBuffer);

@@ -179,7 +179,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         self.counters.frames_to_be_cut += 1;
-        self.enqueue(head, false);
+        self.link.enqueue(&mut self.counters, head, false);
         true
     }
 }

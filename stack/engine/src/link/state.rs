@@ -1,30 +1,16 @@
 //! The state of the device's link.
 
+use uwarp_tcp::Instant;
+
 use super::LINK_INTERVAL;
-use crate::api::command::AsyncEvent;
-use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{LinkState, Port};
 
-impl<P: Port> Core<P> {
-    pub(crate) fn check_link(&mut self) {
-        self.link.check_at = self.now + LINK_INTERVAL;
-        let up = self.link.port.link() == LinkState::Up;
-        if up == self.link.is_up {
-            return;
-        }
-        self.link.is_up = up;
-        self.control.events.send(AsyncEvent::Link { up });
-        if up {
-            self.announce_twice();
-            return;
-        }
-        // Probes show at once whether a peer died, instead of at the next keep-alive.
-        let now = self.now;
-        for index in self.connections.table.indexes() {
-            if let Some(connection) = self.connections.table.get_mut(index) {
-                connection.tcp.link_lost(now);
-                Self::schedule(&mut self.connections.ready, index, connection);
-            }
-        }
+impl<P: Port> Link<P> {
+    /// Reads the link's state. Returns whether it is up, if that has changed.
+    pub(crate) fn check(&mut self, now: Instant) -> Option<bool> {
+        self.check_at = now + LINK_INTERVAL;
+        let up = self.port.link() == LinkState::Up;
+        (std::mem::replace(&mut self.is_up, up) != up).then_some(up)
     }
 }

@@ -13,10 +13,12 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::command::{ConnectFailure, DisconnectReason};
+use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::Connection;
 use crate::connection::Record;
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port, TransmitChecksums};
 use crate::link::template::Template;
 use crate::net::neighbours::Resolution;
@@ -33,7 +35,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         if connection.template.is_none() {
-            let path = self.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
+            let path = self.link.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
             connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
         if self.link.segmentation_parts > 2 && !connection.to_self {
@@ -88,7 +90,7 @@ impl<P: Port> Core<P> {
         self.counters.neighbour_lookups += 1;
         if self.net.addresses.is_tentative(connection.flow.local) {
             // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
-            self.wait_for_address(index, connection);
+            self.net.wait_for_address(index, connection);
             return false;
         }
         match self.net.neighbours.resolve(self.now, self.net.addresses.next_hop(connection.flow.remote)) {
@@ -102,12 +104,12 @@ impl<P: Port> Core<P> {
             }
             // A passive connection has the address that its SYN came from.
             Resolution::Pending | Resolution::Full if connection.epoch != 0 => {
-                self.flush_requests();
+                self.net.flush_requests(&mut self.link, &mut self.counters);
                 true
             }
             Resolution::Pending => {
-                self.wait_for_address(index, connection);
-                self.flush_requests();
+                self.net.wait_for_address(index, connection);
+                self.net.flush_requests(&mut self.link, &mut self.counters);
                 false
             }
             Resolution::Full => {
@@ -118,45 +120,6 @@ impl<P: Port> Core<P> {
                 false
             }
         }
-    }
-
-    /// The connection is served again when an address has become known.
-    fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
-        if !connection.unresolved {
-            connection.unresolved = true;
-            self.net.unresolved.push(index);
-        }
-    }
-
-    pub(crate) fn flush_requests(&mut self) {
-        while let Some(request) = self.net.neighbours.poll_request() {
-            self.send_solicitation(request);
-        }
-    }
-
-    /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open connections go on
-    /// asking until TCP gives up.
-    #[cold]
-    pub(crate) fn on_unreachable(&mut self, address: IpAddress) {
-        let waiting = std::mem::take(&mut self.net.unresolved);
-        for index in waiting {
-            let Some(mut connection) = self.connections.table.take(index) else { continue };
-            if connection.flow.local == address || self.net.addresses.next_hop(connection.flow.remote) == address {
-                connection.unresolved = false;
-                if connection.is_opening() {
-                    self.startup_failed(&mut connection, ConnectFailure::Unreachable);
-                } else {
-                    Self::schedule(&mut self.connections.ready, index, &mut connection);
-                }
-            } else {
-                self.net.unresolved.push(index);
-            }
-            self.put_back(index, connection);
-        }
-    }
-
-    pub(crate) fn path(&self, mac: EthernetAddress, local: IpAddress, remote: IpAddress) -> Path {
-        Path { vlan: self.link.vlan, ..Path::new(self.link.own_mac, mac, local, remote) }
     }
 
     /// Makes a frame of one segment.
@@ -190,7 +153,7 @@ impl<P: Port> Core<P> {
             record.buffer.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
         }
         let frame = record.buffer.share();
-        self.enqueue(frame, connection.to_self);
+        self.link.enqueue(&mut self.counters, frame, connection.to_self);
     }
 
     /// A segment without payload.
@@ -201,7 +164,8 @@ impl<P: Port> Core<P> {
         if !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) {
             self.counters.pure_acknowledgments += 1;
         }
-        self.send_bare(&connection.flow, EthernetAddress(connection.mac), connection.to_self, header);
+        let mac = EthernetAddress(connection.mac);
+        self.link.send_bare(&mut self.counters, &connection.flow, mac, connection.to_self, header);
     }
 
     /// A segment that needs a buffer of its own.
@@ -237,53 +201,71 @@ impl<P: Port> Core<P> {
         if offload_tcp {
             copy.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
         }
-        self.enqueue(copy, connection.to_self);
+        self.link.enqueue(&mut self.counters, copy, connection.to_self);
+    }
+}
+
+impl<P: Port> Link<P> {
+    /// What the headers of a frame of ours say.
+    pub(crate) fn path(&self, mac: EthernetAddress, local: IpAddress, remote: IpAddress) -> Path {
+        Path { vlan: self.vlan, ..Path::new(self.own_mac, mac, local, remote) }
     }
 
     /// Sends a segment without payload. False: no buffer.
     #[inline]
-    pub(crate) fn send_bare(&mut self, flow: &FlowKey, mac: EthernetAddress, to_self: bool, header: TcpHeader) -> bool {
-        let Some(mut buffer) = self.link.alloc() else { return false };
+    pub(crate) fn send_bare(
+        &mut self,
+        counters: &mut Counters,
+        flow: &FlowKey,
+        mac: EthernetAddress,
+        to_self: bool,
+        header: TcpHeader,
+    ) -> bool {
+        let Some(mut buffer) = self.alloc() else { return false };
         let path = self.path(mac, flow.local, flow.remote);
-        let start = self.link.payload_start;
-        let offload_tcp = self.link.offload_tcp && !to_self;
+        let start = self.payload_start;
+        let offload_tcp = self.offload_tcp && !to_self;
         let Some(storage) = buffer.storage_mut() else { return false };
         let checksum = checksum(offload_tcp, 0);
         let Ok(headers) = prepend_tcp(&mut storage[..start], &path, &header, 0, 0, checksum) else { return false };
         buffer.set_range(start - headers, headers);
         if offload_tcp {
-            buffer.set_transmit_checksums(offloads(headers, self.link.vlan, flow.local));
+            buffer.set_transmit_checksums(offloads(headers, self.vlan, flow.local));
         }
-        self.enqueue(buffer, to_self);
+        self.enqueue(counters, buffer, to_self);
         true
     }
 
     #[inline]
-    pub(crate) fn enqueue(&mut self, frame: P::Buffer, to_self: bool) {
-        self.counters.octets_sent += frame.total_len() as u64;
+    pub(crate) fn enqueue(&mut self, counters: &mut Counters, frame: P::Buffer, to_self: bool) {
+        counters.octets_sent += frame.total_len() as u64;
         if to_self {
-            self.counters.frames_sent += 1;
-            self.link.loopback.push_back(frame);
+            counters.frames_sent += 1;
+            self.loopback.push_back(frame);
         } else {
-            self.link.transmit.queue.push_back(frame);
+            self.transmit.queue.push_back(frame);
         }
     }
 
     /// Sends a frame that `write` writes, apart from TCP; gives whether it was sent. Nobody waits for such a frame: without room or
     /// a buffer it is dropped.
-    pub(crate) fn send_aside(&mut self, to_self: bool, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
-        if !self.link.has_room() {
+    pub(crate) fn send_aside(
+        &mut self,
+        counters: &mut Counters,
+        write: impl FnOnce(&mut [u8]) -> Option<usize>,
+    ) -> bool {
+        if !self.has_room() {
             return false;
         }
-        let Some(mut buffer) = self.link.alloc() else {
-            self.count_drop(DropReason::NoTransmitBuffer);
+        let Some(mut buffer) = self.alloc() else {
+            counters.count_drop(DropReason::NoTransmitBuffer);
             return false;
         };
-        let start = self.link.payload_start;
+        let start = self.payload_start;
         let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
         let Some(length) = write(room) else { return false };
         buffer.set_range(start, length);
-        self.enqueue(buffer, to_self);
+        self.enqueue(counters, buffer, false);
         true
     }
 }

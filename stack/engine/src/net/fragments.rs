@@ -2,6 +2,7 @@
 
 use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
+use uwarp_tcp::Instant;
 use uwarp_wire::frame::{
     FragmentFrame, Frame, Path, Route, TcpChecksum, TcpFrame, classify, emit_fragment, emit_packet, prepend_tcp,
 };
@@ -10,59 +11,110 @@ use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::ipv6::FRAGMENT_HEADER_LEN;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
+use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::net::Net;
 use crate::net::reassembly::{Taken, Whole};
 
 /// Code of Time Exceeded: reassembly timed out (RFC 792).
 const REASSEMBLY_TIME: u8 = 1;
 
-impl<P: Port> Core<P> {
-    /// Takes a fragment; `octets` is its frame.
+impl Net {
+    /// Takes a fragment; `octets` is its frame. Returns the frame of the packet that it completes.
     #[cold]
-    pub(crate) fn receive_fragment(&mut self, turn: &Turn<'_>, frame: &FragmentFrame, octets: &[u8]) {
-        if frame.route.destination_mac != self.link.own_mac {
-            return self.count_drop(DropReason::NotForUs);
+    pub(crate) fn take_fragment<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        frame: &FragmentFrame,
+        octets: &[u8],
+    ) -> Option<Vec<u8>> {
+        if frame.route.destination_mac != link.own_mac {
+            counters.count_drop(DropReason::NotForUs);
+            return None;
         }
-        if !self.net.addresses.is_own(frame.route.destination) {
-            return self.count_drop(DropReason::WrongAddress);
+        if !self.addresses.is_own(frame.route.destination) {
+            counters.count_drop(DropReason::WrongAddress);
+            return None;
         }
-        match self.net.reassembly.take(self.now, frame, octets) {
+        match self.reassembly.take(now, frame, octets) {
             Taken::Waiting => {
-                let next = self.net.reassembly.deadline();
-                self.net.chores_at = [self.net.chores_at, next].into_iter().flatten().min();
+                let next = self.reassembly.deadline();
+                self.chores_at = [self.chores_at, next].into_iter().flatten().min();
+                None
             }
-            Taken::Refused => self.count_drop(DropReason::Fragment),
+            Taken::Refused => {
+                counters.count_drop(DropReason::Fragment);
+                None
+            }
             Taken::Problem { pointer } => {
-                self.count_drop(DropReason::Fragment);
+                counters.count_drop(DropReason::Fragment);
                 let message = |quoted| Icmp6Message::ParameterProblem { code: 0, pointer, quoted };
-                self.send_error6(&frame.route, octets, message);
+                self.send_error6(link, counters, now, &frame.route, octets, message);
+                None
             }
             Taken::Whole(whole) => {
-                self.counters.reassembled += 1;
-                self.receive_whole(turn, &whole);
+                counters.reassembled += 1;
+                let frame = frame_of(&whole);
+                if frame.is_none() {
+                    counters.count_drop(DropReason::Fragment);
+                }
+                frame
             }
         }
     }
 
-    /// Turns a reassembled packet into a frame again.
-    fn receive_whole(&mut self, turn: &Turn<'_>, whole: &Whole) {
-        let Route { source, destination, source_mac, destination_mac, vlan, .. } = whole.route;
-        let path = Path {
-            vlan,
-            hop_limit: whole.hop_limit,
-            dscp: whole.traffic_class >> 2,
-            ..Path::new(source_mac, destination_mac, source, destination)
-        };
-        let mut frame = vec![0; path.headers_len() + whole.payload.len()];
-        let ecn = whole.traffic_class & 3;
-        match emit_packet(&mut frame, &path, ecn, whole.protocol, &whole.payload) {
-            Ok(_) => self.receive_octets(turn, &frame, false),
-            Err(_) => self.count_drop(DropReason::Fragment),
+    /// Drops fragments whose time limit has passed (RFC 1122 §3.3.2, RFC 8200 §4.5).
+    pub(crate) fn expire_fragments<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+        while let Some((route, quoted)) = self.reassembly.poll_expired(now) {
+            counters.count_drop(DropReason::Fragment);
+            if quoted.is_empty() {
+                continue;
+            }
+            let route = Route { ip_offset: 0, ip_len: quoted.len(), ..route };
+            if route.source.is_ipv4() {
+                let message = |quoted| IcmpMessage::TimeExceeded { code: REASSEMBLY_TIME, quoted };
+                self.send_error4(link, counters, now, &route, &quoted, message);
+            } else {
+                let message = |quoted| Icmp6Message::TimeExceeded { code: icmp6::REASSEMBLY_TIME, quoted };
+                self.send_error6(link, counters, now, &route, &quoted, message);
+            }
         }
     }
 
+    /// Sends an upper-layer packet that is longer than the MTU. TCP never does.
+    #[cold]
+    pub(crate) fn send_in_fragments<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        path: &Path,
+        protocol: u8,
+        packet: &[u8],
+    ) {
+        let fragment_header = if path.source.is_ipv4() { 0 } else { FRAGMENT_HEADER_LEN };
+        let room = usize::from(link.port.capabilities().mtu) - ip_header_len(path) - fragment_header;
+        let most = room & !7;
+        // RFC 7739: the identification must be unpredictable.
+        let identification = self.random.u32(..);
+        for (index, piece) in packet.chunks(most).enumerate() {
+            let offset = index * most;
+            let more = offset + piece.len() < packet.len();
+            let sent = link.send_aside(counters, |room| {
+                emit_fragment(room, path, protocol, identification, (offset, more), piece).ok()
+            });
+            if !sent {
+                return;
+            }
+        }
+    }
+}
+
+impl<P: Port> Core<P> {
     /// Takes a frame of any length from our own memory. `verified`: the TCP checksum is known to be right.
     #[cold]
     pub(crate) fn receive_octets(&mut self, turn: &Turn<'_>, octets: &[u8], verified: bool) {
@@ -111,53 +163,30 @@ impl<P: Port> Core<P> {
             }
         }
     }
+}
 
-    /// Drops fragments whose time limit has passed (RFC 1122 §3.3.2, RFC 8200 §4.5).
-    pub(crate) fn expire_fragments(&mut self) {
-        while let Some((route, quoted)) = self.net.reassembly.poll_expired(self.now) {
-            self.count_drop(DropReason::Fragment);
-            if quoted.is_empty() {
-                continue;
-            }
-            let route = Route { ip_offset: 0, ip_len: quoted.len(), ..route };
-            if route.source.is_ipv4() {
-                let message = |quoted| IcmpMessage::TimeExceeded { code: REASSEMBLY_TIME, quoted };
-                self.send_error4(&route, &quoted, message);
-            } else {
-                let message = |quoted| Icmp6Message::TimeExceeded { code: icmp6::REASSEMBLY_TIME, quoted };
-                self.send_error6(&route, &quoted, message);
-            }
-        }
-    }
+/// Turns a reassembled packet into a frame again.
+fn frame_of(whole: &Whole) -> Option<Vec<u8>> {
+    let Route { source, destination, source_mac, destination_mac, vlan, .. } = whole.route;
+    let path = Path {
+        vlan,
+        hop_limit: whole.hop_limit,
+        dscp: whole.traffic_class >> 2,
+        ..Path::new(source_mac, destination_mac, source, destination)
+    };
+    let mut frame = vec![0; path.headers_len() + whole.payload.len()];
+    let ecn = whole.traffic_class & 3;
+    emit_packet(&mut frame, &path, ecn, whole.protocol, &whole.payload).ok()?;
+    Some(frame)
+}
 
-    /// Whether an upper-layer packet leaves in one piece.
-    pub(crate) fn fits(&self, path: &Path, l4_len: usize) -> bool {
-        self.ip_header_len(path) + l4_len <= usize::from(self.link.port.capabilities().mtu)
-    }
+/// Whether an upper-layer packet leaves in one piece.
+pub(crate) fn fits<P: Port>(link: &Link<P>, path: &Path, l4_len: usize) -> bool {
+    ip_header_len(path) + l4_len <= usize::from(link.port.capabilities().mtu)
+}
 
-    fn ip_header_len(&self, path: &Path) -> usize {
-        if path.source.is_ipv4() { uwarp_wire::ipv4::HEADER_LEN } else { uwarp_wire::ipv6::HEADER_LEN }
-    }
-
-    /// Sends an upper-layer packet that is longer than the MTU. TCP never does.
-    #[cold]
-    pub(crate) fn send_in_fragments(&mut self, path: &Path, protocol: u8, packet: &[u8]) {
-        let fragment_header = if path.source.is_ipv4() { 0 } else { FRAGMENT_HEADER_LEN };
-        let room = usize::from(self.link.port.capabilities().mtu) - self.ip_header_len(path) - fragment_header;
-        let most = room & !7;
-        // RFC 7739: the identification must be unpredictable.
-        let identification = self.random.u32(..);
-        for (index, piece) in packet.chunks(most).enumerate() {
-            let offset = index * most;
-            let more = offset + piece.len() < packet.len();
-            let sent = self.send_aside(false, |room| {
-                emit_fragment(room, path, protocol, identification, (offset, more), piece).ok()
-            });
-            if !sent {
-                return;
-            }
-        }
-    }
+fn ip_header_len(path: &Path) -> usize {
+    if path.source.is_ipv4() { uwarp_wire::ipv4::HEADER_LEN } else { uwarp_wire::ipv6::HEADER_LEN }
 }
 
 /// The header for the piece that begins `at` octets into a segment's payload. `last`: it is the segment's last piece.

@@ -1,5 +1,6 @@
 //! ICMP and ICMPv6: echoes, errors received, errors sent.
 
+use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::frame::{Icmp6Frame, IcmpFrame, Refusal, RefusedFrame, Route, emit_icmp, emit_icmp6};
 use uwarp_wire::icmp::{self, IcmpMessage, QuotedTcp};
@@ -7,9 +8,14 @@ use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::command::ConnectFailure;
+use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::core::Core;
-use crate::link::port::Port;
+use crate::connection::Connections;
+use crate::link::Link;
+use crate::link::port::{Buffer, Port};
+use crate::net::Net;
+use crate::net::discovery::Solicitation;
+use crate::net::fragments::fits;
 use crate::net::neighbours::Advertisement;
 
 /// UDP. No UDP port is ever open here.
@@ -19,176 +25,187 @@ const QUOTED4: usize = 576 - ipv4::HEADER_LEN - icmp::HEADER_LEN;
 /// The same for ICMPv6, within 1280 octets (RFC 4443 §2.4 (c)).
 const QUOTED6: usize = ipv6::MINIMUM_MTU as usize - ipv6::HEADER_LEN - icmp6::HEADER_LEN;
 
-impl<P: Port> Core<P> {
-    pub(crate) fn receive_icmp(&mut self, frame: &IcmpFrame<'_>) {
+impl Net {
+    pub(crate) fn receive_icmp<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        now: Instant,
+        frame: &IcmpFrame<'_>,
+    ) {
         let route = &frame.route;
-        if route.destination_mac != self.link.own_mac {
-            return self.count_drop(DropReason::NotForUs);
+        if route.destination_mac != link.own_mac {
+            return counters.count_drop(DropReason::NotForUs);
         }
-        if !self.net.addresses.is_own(route.destination) {
-            return self.count_drop(DropReason::WrongAddress);
+        if !self.addresses.is_own(route.destination) {
+            return counters.count_drop(DropReason::WrongAddress);
         }
         match frame.message {
             // A broadcast source: all hosts of the subnet would receive the answer.
-            IcmpMessage::EchoRequest { .. } if self.net.addresses.is_subnet_broadcast(route.source) => {
-                self.count_drop(DropReason::WrongAddress);
+            IcmpMessage::EchoRequest { .. } if self.addresses.is_subnet_broadcast(route.source) => {
+                counters.count_drop(DropReason::WrongAddress);
             }
             IcmpMessage::EchoRequest { identifier, sequence, data } => {
                 let reply = IcmpMessage::EchoReply { identifier, sequence, data };
-                let path = self.path(route.source_mac, route.destination, route.source);
-                self.counters.echoes += 1;
-                if self.fits(&path, reply.emit_len()) {
-                    self.send_aside(false, |room| emit_icmp(room, &path, &reply).ok());
+                let path = link.path(route.source_mac, route.destination, route.source);
+                counters.echoes += 1;
+                if fits(link, &path, reply.emit_len()) {
+                    link.send_aside(counters, |room| emit_icmp(room, &path, &reply).ok());
                 } else {
                     let mut message = vec![0; reply.emit_len()];
                     let _ = reply.emit(&mut message);
-                    self.send_in_fragments(&path, icmp::PROTOCOL, &message);
+                    self.send_in_fragments(link, counters, &path, icmp::PROTOCOL, &message);
                 }
             }
             IcmpMessage::DestinationUnreachable {
                 code: icmp::unreachable::FRAGMENTATION_NEEDED, next_hop_mtu, ..
-            } => self.on_too_big(frame.message.quoted_tcp(), next_hop_mtu.into()),
-            IcmpMessage::DestinationUnreachable { .. } => self.on_soft_error(frame.message.quoted_tcp()),
-            IcmpMessage::TimeExceeded { .. } => self.on_soft_error(frame.message.quoted_tcp()),
-            _ => self.count_drop(DropReason::UnknownProtocol),
+            } => {
+                let mtu = next_hop_mtu.into();
+                self.on_too_big(connections, counters, now, frame.message.quoted_tcp(), mtu);
+            }
+            IcmpMessage::DestinationUnreachable { .. } => {
+                on_soft_error(connections, counters, frame.message.quoted_tcp())
+            }
+            IcmpMessage::TimeExceeded { .. } => on_soft_error(connections, counters, frame.message.quoted_tcp()),
+            _ => counters.count_drop(DropReason::UnknownProtocol),
         }
     }
 
-    pub(crate) fn receive_icmp6(&mut self, frame: &Icmp6Frame<'_>) {
+    pub(crate) fn receive_icmp6<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        now: Instant,
+        frame: &Icmp6Frame<'_>,
+    ) {
         let route = &frame.route;
-        let to_group = self.net.addresses.listens_to_mac(route.destination_mac.0);
-        if route.destination_mac != self.link.own_mac && !to_group {
-            return self.count_drop(DropReason::NotForUs);
+        let to_group = self.addresses.listens_to_mac(route.destination_mac.0);
+        if route.destination_mac != link.own_mac && !to_group {
+            return counters.count_drop(DropReason::NotForUs);
         }
-        let to_us = self.net.addresses.is_own(route.destination);
-        if !to_us
-            && !self.net.addresses.listens_to(route.destination)
-            && !self.net.addresses.is_tentative(route.destination)
-        {
-            return self.count_drop(DropReason::WrongAddress);
+        let to_us = self.addresses.is_own(route.destination);
+        if !to_us && !self.addresses.listens_to(route.destination) && !self.addresses.is_tentative(route.destination) {
+            return counters.count_drop(DropReason::WrongAddress);
         }
         match frame.message {
             Icmp6Message::EchoRequest { identifier, sequence, data } => {
                 // RFC 4443 §4.2: an echo request to a group is answered from a unicast address of ours.
-                let own = if to_us { Some(route.destination) } else { self.net.addresses.source_for(route.source) };
-                let Some(own) = own.filter(|own| self.net.addresses.is_own(*own)) else {
-                    return self.count_drop(DropReason::WrongAddress);
+                let own = if to_us { Some(route.destination) } else { self.addresses.source_for(route.source) };
+                let Some(own) = own.filter(|own| self.addresses.is_own(*own)) else {
+                    return counters.count_drop(DropReason::WrongAddress);
                 };
                 let reply = Icmp6Message::EchoReply { identifier, sequence, data };
-                let path = self.path(route.source_mac, own, route.source);
-                self.counters.echoes += 1;
-                if self.fits(&path, reply.emit_len()) {
-                    self.send_aside(false, |room| emit_icmp6(room, &path, &reply).ok());
+                let path = link.path(route.source_mac, own, route.source);
+                counters.echoes += 1;
+                if fits(link, &path, reply.emit_len()) {
+                    link.send_aside(counters, |room| emit_icmp6(room, &path, &reply).ok());
                 } else {
                     let mut message = vec![0; reply.emit_len()];
                     let _ = reply.emit(&mut message, own, route.source);
-                    self.send_in_fragments(&path, icmp6::PROTOCOL, &message);
+                    self.send_in_fragments(link, counters, &path, icmp6::PROTOCOL, &message);
                 }
             }
-            Icmp6Message::PacketTooBig { mtu, .. } => self.on_too_big(frame.message.quoted_tcp(), mtu),
+            Icmp6Message::PacketTooBig { mtu, .. } => {
+                self.on_too_big(connections, counters, now, frame.message.quoted_tcp(), mtu);
+            }
             Icmp6Message::NeighbourSolicitation { target, source_mac, nonce } => {
-                self.receive_solicitation(frame, target, source_mac, nonce);
+                let asked = Solicitation { target, source_mac, nonce };
+                self.receive_solicitation(link, counters, now, frame, asked);
             }
             Icmp6Message::NeighbourAdvertisement { solicited, overrides, target, target_mac, .. } => {
                 let said = Advertisement { mac: target_mac.map(|mac| mac.0), solicited, overrides };
-                self.receive_advertisement(frame, target, said);
+                self.receive_advertisement(link, counters, now, frame, target, said);
             }
             Icmp6Message::DestinationUnreachable { .. }
             | Icmp6Message::TimeExceeded { .. }
-            | Icmp6Message::ParameterProblem { .. } => self.on_soft_error(frame.message.quoted_tcp()),
-            _ => self.count_drop(DropReason::UnknownProtocol),
+            | Icmp6Message::ParameterProblem { .. } => on_soft_error(connections, counters, frame.message.quoted_tcp()),
+            _ => counters.count_drop(DropReason::UnknownProtocol),
         }
-    }
-
-    /// A soft error (RFC 5927 §4): it fails an open under way, and affects nothing else.
-    fn on_soft_error(&mut self, quoted: Option<QuotedTcp>) {
-        let found = quoted.and_then(|quoted| Some((quoted, self.find(&quoted.flow)?)));
-        let Some((quoted, index)) = found else { return self.count_drop(DropReason::IcmpForged) };
-        let Some(mut connection) = self.connections.table.take(index) else { return };
-        if !connection.tcp.is_in_flight(quoted.sequence) {
-            self.count_drop(DropReason::IcmpForged);
-        } else if connection.tcp.state() == uwarp_tcp::State::SynSent && connection.is_opening() {
-            self.startup_failed(&mut connection, ConnectFailure::Unreachable);
-        }
-        self.put_back(index, connection);
     }
 
     /// Answers an IP packet that no protocol here accepts (RFC 1122 §3.2.2, RFC 4443 §3).
     #[cold]
-    pub(crate) fn refuse_packet(&mut self, frame: &RefusedFrame, octets: &[u8]) {
+    pub(crate) fn refuse_packet<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        frame: &RefusedFrame,
+        octets: &[u8],
+    ) {
         let route = &frame.route;
-        let to_us = route.destination_mac == self.link.own_mac && self.net.addresses.is_own(route.destination);
-        let to_group = self.net.addresses.listens_to_mac(route.destination_mac.0)
-            && self.net.addresses.listens_to(route.destination);
-        self.count_drop(DropReason::UnknownProtocol);
+        let to_us = route.destination_mac == link.own_mac && self.addresses.is_own(route.destination);
+        let to_group =
+            self.addresses.listens_to_mac(route.destination_mac.0) && self.addresses.listens_to(route.destination);
+        counters.count_drop(DropReason::UnknownProtocol);
         match frame.refusal {
             _ if !to_us && !to_group => {}
             Refusal::Header { code, pointer, even_multicast } if to_us || even_multicast => {
-                self.send_problem(route, octets, code, pointer);
+                self.send_error6(link, counters, now, route, octets, problem(code, pointer));
             }
             Refusal::Protocol { protocol, .. } if to_us && route.destination.is_ipv4() => {
                 let code = if protocol == UDP { icmp::unreachable::PORT } else { icmp::unreachable::PROTOCOL };
-                self.send_error4(route, octets, |quoted| IcmpMessage::DestinationUnreachable {
-                    code,
-                    next_hop_mtu: 0,
-                    quoted,
-                });
+                let message = |quoted| IcmpMessage::DestinationUnreachable { code, next_hop_mtu: 0, quoted };
+                self.send_error4(link, counters, now, route, octets, message);
             }
             Refusal::Protocol { protocol: UDP, .. } if to_us => {
-                self.send_error6(route, octets, |quoted| Icmp6Message::DestinationUnreachable {
-                    code: icmp6::unreachable::PORT,
-                    quoted,
-                });
+                let code = icmp6::unreachable::PORT;
+                let message = |quoted| Icmp6Message::DestinationUnreachable { code, quoted };
+                self.send_error6(link, counters, now, route, octets, message);
             }
             Refusal::Protocol { named_at, .. } if to_us => {
-                self.send_problem(route, octets, ipv6::UNRECOGNISED_HEADER, named_at);
+                let message = problem(ipv6::UNRECOGNISED_HEADER, named_at);
+                self.send_error6(link, counters, now, route, octets, message);
             }
             _ => {}
         }
     }
 
-    fn send_problem(&mut self, route: &Route, octets: &[u8], code: u8, pointer: usize) {
-        let pointer = pointer as u32;
-        self.send_error6(route, octets, |quoted| Icmp6Message::ParameterProblem { code, pointer, quoted });
-    }
-
     /// Whether an error may be sent about a packet (RFC 1122 §3.2.2, RFC 4443 §2.4 (e) and (f)). Callers have checked
     /// the packet's destination.
-    fn may_answer(&mut self, route: &Route, packet: &[u8]) -> bool {
+    fn may_answer(&mut self, counters: &mut Counters, now: Instant, route: &Route, packet: &[u8]) -> bool {
         let source = route.source;
         let is_of_one =
-            !source.is_unspecified() && !source.is_multicast() && !self.net.addresses.is_subnet_broadcast(source);
+            !source.is_unspecified() && !source.is_multicast() && !self.addresses.is_subnet_broadcast(source);
         if !is_of_one || !route.source_mac.is_unicast() || icmp::forbids_error(packet) {
             return false;
         }
-        if !self.net.icmp_errors.admits(self.now) {
-            self.counters.icmp_errors_suppressed += 1;
+        if !self.icmp_errors.admits(now) {
+            counters.icmp_errors_suppressed += 1;
             return false;
         }
         true
     }
 
     /// Sends an ICMP error about a packet; `octets` is its whole frame.
-    pub(crate) fn send_error4<'a>(
+    pub(crate) fn send_error4<'a, P: Port>(
         &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
         route: &Route,
         octets: &'a [u8],
         message: impl FnOnce(&'a [u8]) -> IcmpMessage<'a>,
     ) {
         let Some(packet) = packet_of(route, octets) else { return };
-        if !self.may_answer(route, packet) {
+        if !self.may_answer(counters, now, route, packet) {
             return;
         }
         let message = message(&packet[..packet.len().min(QUOTED4)]);
-        let path = self.path(route.source_mac, route.destination, route.source);
-        if self.send_aside(false, |room| emit_icmp(room, &path, &message).ok()) {
-            self.counters.icmp_errors_sent += 1;
+        let path = link.path(route.source_mac, route.destination, route.source);
+        if link.send_aside(counters, |room| emit_icmp(room, &path, &message).ok()) {
+            counters.icmp_errors_sent += 1;
         }
     }
 
     /// Sends an ICMPv6 error about a packet; `octets` is its whole frame.
-    pub(crate) fn send_error6<'a>(
+    pub(crate) fn send_error6<'a, P: Port>(
         &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
         route: &Route,
         octets: &'a [u8],
         message: impl FnOnce(&'a [u8]) -> Icmp6Message<'a>,
@@ -196,22 +213,22 @@ impl<P: Port> Core<P> {
         let Some(packet) = packet_of(route, octets) else { return };
         let source = self.answering_address(route.destination, route.source);
         let Some(source) = source else { return };
-        if !self.may_answer(route, packet) {
+        if !self.may_answer(counters, now, route, packet) {
             return;
         }
         let message = message(&packet[..packet.len().min(QUOTED6)]);
-        let path = self.path(route.source_mac, source, route.source);
-        if self.send_aside(false, |room| emit_icmp6(room, &path, &message).ok()) {
-            self.counters.icmp_errors_sent += 1;
+        let path = link.path(route.source_mac, source, route.source);
+        if link.send_aside(counters, |room| emit_icmp6(room, &path, &message).ok()) {
+            counters.icmp_errors_sent += 1;
         }
     }
 
     /// RFC 4443 §2.2: the source is the address that the packet was sent to, if that is unicast; otherwise one of ours.
     fn answering_address(&self, asked: IpAddress, peer: IpAddress) -> Option<IpAddress> {
-        if self.net.addresses.is_own(asked) {
+        if self.addresses.is_own(asked) {
             return Some(asked);
         }
-        self.net.addresses.source_for(peer).filter(|own| self.net.addresses.is_own(*own))
+        self.addresses.source_for(peer).filter(|own| self.addresses.is_own(*own))
     }
 }
 
@@ -219,4 +236,22 @@ impl<P: Port> Core<P> {
 fn packet_of<'a>(route: &Route, octets: &'a [u8]) -> Option<&'a [u8]> {
     let packet = octets.get(route.ip_offset..)?;
     Some(&packet[..packet.len().min(route.ip_len)])
+}
+
+fn problem<'a>(code: u8, pointer: usize) -> impl FnOnce(&'a [u8]) -> Icmp6Message<'a> {
+    move |quoted| Icmp6Message::ParameterProblem { code, pointer: pointer as u32, quoted }
+}
+
+/// A soft error (RFC 5927 §4): it fails an open under way, and affects nothing else.
+fn on_soft_error<B: Buffer>(connections: &mut Connections<B>, counters: &mut Counters, quoted: Option<QuotedTcp>) {
+    let found = quoted.and_then(|quoted| {
+        let index = connections.find(&quoted.flow)?;
+        Some((quoted, index, connections.table.get(index)?))
+    });
+    let Some((quoted, index, connection)) = found else { return counters.count_drop(DropReason::IcmpForged) };
+    if !connection.tcp.is_in_flight(quoted.sequence) {
+        counters.count_drop(DropReason::IcmpForged);
+    } else if connection.tcp.state() == uwarp_tcp::State::SynSent && connection.is_opening() {
+        connections.fail(index, ConnectFailure::Unreachable);
+    }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uwarp_tcp::Instant;
 
+use crate::api::command::{AsyncEvent, EventSink};
 use crate::net::addresses::Addresses;
 use crate::net::error_limit::ErrorLimit;
 use crate::net::neighbours::Neighbours;
@@ -13,7 +14,7 @@ use crate::net::reassembly::Reassembly;
 pub(crate) mod addresses;
 pub(crate) mod discovery;
 pub(crate) mod error_limit;
-mod fragments;
+pub(crate) mod fragments;
 pub(crate) mod icmp;
 pub(crate) mod neighbours;
 pub(crate) mod path;
@@ -27,6 +28,9 @@ pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) addresses: Addresses,
+    /// Where conflicts about our addresses are reported.
+    pub(crate) events: EventSink<AsyncEvent>,
+    pub(crate) random: fastrand::Rng,
     pub(crate) neighbours: Neighbours,
     /// Connections that wait for a hardware address.
     pub(crate) unresolved: Vec<u32>,

@@ -242,6 +242,11 @@ impl Neighbours {
         self.requests.pop_front()
     }
 
+    /// Gives an address up that another host claims: whoever uses it is told.
+    pub(crate) fn give_up(&mut self, address: IpAddress) {
+        self.unreachable.push(address);
+    }
+
     /// An address that was given up since the last call.
     pub(crate) fn poll_unreachable(&mut self) -> Option<IpAddress> {
         self.unreachable.pop()

@@ -13,8 +13,8 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::tcp::SeqNumber;
 
-use crate::connection::IPV6_AND_TCP;
 use crate::connection::flow::KeyedHash;
+use crate::connection::{Connection, IPV6_AND_TCP};
 
 /// How long a lower MTU is used before a larger one is tried (RFC 1191 §6.3, RFC 8201 §5.3).
 const BELIEVED: Duration = Duration::from_secs(600);
@@ -50,6 +50,7 @@ struct Doubt {
 /// All known path MTUs.
 #[derive(Debug)]
 pub(crate) struct Paths {
+    device_mtu: u16,
     known: HashMap<IpAddress, Known, KeyedHash>,
     /// By index of the connection.
     doubts: HashMap<u32, Doubt>,
@@ -60,8 +61,9 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    pub(crate) fn new(hash: KeyedHash) -> Paths {
+    pub(crate) fn new(hash: KeyedHash, device_mtu: u16) -> Paths {
         Paths {
+            device_mtu,
             known: HashMap::with_hasher(hash),
             doubts: HashMap::new(),
             unfitted: HashSet::with_hasher(hash),
@@ -89,6 +91,14 @@ impl Paths {
         let old = self.known.values().map(|known| known.until).min();
         let fit = (!self.unfitted.is_empty()).then_some(self.fit_at);
         old.into_iter().chain(fit).min()
+    }
+
+    /// Adjusts a connection's segment size to its path.
+    pub(crate) fn fit(&self, connection: &mut Connection) {
+        let destination = connection.flow.remote;
+        let mss = self.mtu(destination).unwrap_or(self.device_mtu) - headers(destination);
+        connection.tcp.set_path_mss(mss);
+        connection.confirmed = connection.confirmed.min(u32::from(mss));
     }
 
     /// Removes what is stored for a connection that is gone.

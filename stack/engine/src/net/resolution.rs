@@ -1,24 +1,81 @@
 //! Connections that wait for the hardware address of their next hop.
 
-use crate::core::Core;
-use crate::link::port::Port;
+use uwarp_tcp::Instant;
+use uwarp_wire::address::IpAddress;
 
-impl<P: Port> Core<P> {
-    pub(crate) fn run_neighbours(&mut self) {
-        self.net.neighbours.on_deadline(self.now);
-        self.flush_requests();
-        while let Some(address) = self.net.neighbours.poll_unreachable() {
-            self.on_unreachable(address);
+use crate::api::command::ConnectFailure;
+use crate::api::counters::Counters;
+use crate::connection::{Connection, Connections};
+use crate::link::Link;
+use crate::link::port::{Buffer, Port};
+use crate::net::Net;
+
+impl Net {
+    /// Repeats solicitations, gives up hosts that do not answer, and continues with connections whose next hop is known.
+    pub(crate) fn run_neighbours<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        now: Instant,
+    ) {
+        self.neighbours.on_deadline(now);
+        self.flush_requests(link, counters);
+        while let Some(address) = self.neighbours.poll_unreachable() {
+            self.on_unreachable(connections, address);
         }
-        if self.net.known_epoch != self.net.neighbours.epoch() {
-            self.net.known_epoch = self.net.neighbours.epoch();
-            while let Some(index) = self.net.unresolved.pop() {
-                self.counters.connections_scanned += 1;
-                if let Some(connection) = self.connections.table.get_mut(index) {
+        if self.known_epoch != self.neighbours.epoch() {
+            self.known_epoch = self.neighbours.epoch();
+            while let Some(index) = self.unresolved.pop() {
+                counters.connections_scanned += 1;
+                if let Some(connection) = connections.table.get_mut(index) {
                     connection.unresolved = false;
-                    Self::schedule(&mut self.connections.ready, index, connection);
+                    connection.schedule(&mut connections.ready, index);
                 }
             }
         }
+    }
+
+    /// The connection is served again when an address has become known.
+    pub(crate) fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
+        if !connection.unresolved {
+            connection.unresolved = true;
+            self.unresolved.push(index);
+        }
+    }
+
+    /// Forgets a connection that is gone.
+    pub(crate) fn forget(&mut self, index: u32, connection: &Connection) {
+        self.paths.forget(index);
+        if connection.unresolved {
+            self.unresolved.retain(|other| *other != index);
+        }
+    }
+
+    /// Sends the solicitations that are due.
+    pub(crate) fn flush_requests<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters) {
+        while let Some(request) = self.neighbours.poll_request() {
+            self.send_solicitation(link, counters, request);
+        }
+    }
+
+    /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open connections go on
+    /// asking until TCP gives up.
+    #[cold]
+    fn on_unreachable<B: Buffer>(&mut self, connections: &mut Connections<B>, address: IpAddress) {
+        let Net { addresses, unresolved, .. } = self;
+        unresolved.retain(|index| {
+            let Some(connection) = connections.table.get_mut(*index) else { return false };
+            if connection.flow.local != address && addresses.next_hop(connection.flow.remote) != address {
+                return true;
+            }
+            connection.unresolved = false;
+            if connection.is_opening() {
+                connections.fail(*index, ConnectFailure::Unreachable);
+            } else {
+                connection.schedule(&mut connections.ready, *index);
+            }
+            false
+        });
     }
 }

@@ -128,7 +128,7 @@ impl<P: Port> Core<P> {
                     && running.stream.commit_done(ticket, status.code())
                 {
                     connection.quiet = false;
-                    Self::schedule(&mut self.connections.ready, index, connection);
+                    connection.schedule(&mut self.connections.ready, index);
                 }
             }
             Asker::Message { written } => {
@@ -151,7 +151,7 @@ impl<P: Port> Core<P> {
                 self.tell_held(&mut queue_pair);
                 // It may have overflowed a queue, and later requests may be answered now.
                 if let Some(index) = queue_pair.connection {
-                    self.schedule_index(index);
+                    self.connections.schedule_index(index);
                 }
                 self.give_queue_pair(Some(queue_pair));
             }

@@ -17,12 +17,12 @@ impl<P: Port> Core<P> {
     fn run_rung(&mut self) {
         while let Some(number) = self.control.rung.pop() {
             if let Some(index) = number.checked_sub(self.config.limits.queue_pairs) {
-                self.schedule_index(index);
+                self.connections.schedule_index(index);
                 continue;
             }
             let Some(queue_pair) = self.rdma.queue_pair(number) else { continue };
             match queue_pair.connection {
-                Some(index) => self.schedule_index(index),
+                Some(index) => self.connections.schedule_index(index),
                 None if queue_pair.stage == Stage::Error => {
                     self.was_usual = false;
                     self.flush_queue_pair_number(number);

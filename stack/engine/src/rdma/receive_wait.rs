@@ -137,7 +137,7 @@ impl<P: Port> Core<P> {
                 self.on_peer_fin(index, connection);
             }
         }
-        Self::schedule(&mut self.connections.ready, index, connection);
+        connection.schedule(&mut self.connections.ready, index);
     }
 
     /// When to look for a receive again; `None` if it is time to go on.

@@ -53,7 +53,7 @@ impl<P: Port> Core<P> {
             }
         }
         if more && !connection.gone {
-            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            connection.schedule(&mut self.connections.ready, index);
         }
         self.put_back(index, connection);
     }
@@ -127,7 +127,7 @@ impl<P: Port> Core<P> {
                 false
             }
             Pulled::More => true,
-            Pulled::Starved => self.is_starved(),
+            Pulled::Starved => self.connections.is_starved(),
             Pulled::Held => false,
         }
     }

@@ -108,7 +108,7 @@ impl<P: Port> Core<P> {
         reply.source_port = frame.flow.local_port;
         reply.destination_port = frame.flow.remote_port;
         let to_self = self.net.addresses.loops_back(frame.flow.remote);
-        if self.send_bare(&frame.flow, frame.source_mac, to_self, reply) {
+        if self.link.send_bare(&mut self.counters, &frame.flow, frame.source_mac, to_self, reply) {
             self.counters.pure_acknowledgments += 1;
         } else {
             self.count_drop(DropReason::NoTransmitBuffer);
@@ -117,7 +117,7 @@ impl<P: Port> Core<P> {
 
     /// TCP's settings for a listener's connections.
     fn listener_config(&self, flow: &FlowKey) -> uwarp_tcp::Config {
-        let mut config = self.tcp_config_for(flow.remote);
+        let mut config = self.connections.tcp_config_for(flow.remote);
         let listener = self.connections.opening.listeners.get(&flow.local_port);
         if let Some(Requests::Streams { options, .. }) = listener.map(|listener| &listener.requests) {
             options.configure(&mut config);
@@ -149,14 +149,14 @@ impl<P: Port> Core<P> {
             return;
         }
         let config = self.listener_config(&frame.flow);
-        let mut isn = self.connections.isn.generate(&frame.flow, self.now);
+        let mut isn = self.connections.opening.isn.generate(&frame.flow, self.now);
         if let Some(previous) = previous {
             isn = previous.isn_beyond(isn);
             self.connections.time_wait.remove(&frame.flow);
         }
         let tcp = uwarp_tcp::Connection::accept(&config, &frame.header, isn, self.now);
         if let Some(index) = self.add_passive(frame, tcp) {
-            self.schedule_index(index);
+            self.connections.schedule_index(index);
         }
     }
 
@@ -186,7 +186,7 @@ impl<P: Port> Core<P> {
             // Before sending: another engine may receive the answer at once.
             handoff.owners().await_cookies(self.connections.opening.cookies_until);
         }
-        if self.send_bare(&frame.flow, frame.source_mac, to_self, header) {
+        if self.link.send_bare(&mut self.counters, &frame.flow, frame.source_mac, to_self, header) {
             self.counters.cookies_sent += 1;
         } else {
             self.count_drop(DropReason::NoTransmitBuffer);

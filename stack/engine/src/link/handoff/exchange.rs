@@ -1,35 +1,38 @@
 //! Frames to other engines, and from them.
 
+use crate::api::counters::Counters;
+use crate::api::stats::DropReason;
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{BURST, Buffer, Port};
 use uwarp_memory::Turn;
 use uwarp_wire::address::FlowKey;
 
-impl<P: Port> Core<P> {
+impl<P: Port> Link<P> {
     /// Hands a segment with a verified checksum to the engine that has its flow. False: no other engine has it, so this
     /// engine must handle the segment.
     #[cold]
-    pub(crate) fn hand_off(&mut self, flow: &FlowKey, buffer: &P::Buffer) -> bool {
-        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
+    pub(crate) fn hand_off(&mut self, counters: &mut Counters, flow: &FlowKey, buffer: &P::Buffer) -> bool {
+        let Some(handoff) = self.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
         let pieces = (0..buffer.segment_count()).filter_map(|index| buffer.segment(index));
         let sent = handoff.send(owner, buffer.total_len(), true, pieces);
-        self.count_handed_off(sent);
+        count_handed_off(counters, sent);
         true
     }
 
     /// The same for a frame in memory that concerns a flow: an ICMP error.
-    pub(crate) fn hand_off_octets(&mut self, flow: &FlowKey, octets: &[u8]) -> bool {
-        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
+    pub(crate) fn hand_off_octets(&mut self, counters: &mut Counters, flow: &FlowKey, octets: &[u8]) -> bool {
+        let Some(handoff) = self.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
         let sent = handoff.send(owner, octets.len(), false, std::iter::once(octets));
-        self.count_handed_off(sent);
+        count_handed_off(counters, sent);
         true
     }
 
     /// Copies a frame to all other engines: ARP and Neighbor Discovery arrive at one queue only.
-    pub(crate) fn share(&mut self, octets: &[u8]) {
-        let Some(handoff) = self.link.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return };
+    pub(crate) fn share(&mut self, counters: &mut Counters, octets: &[u8]) {
+        let Some(handoff) = self.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return };
         let (mut sent, mut lost) = (0, 0);
         for engine in 0..handoff.out.len() {
             if handoff.out[engine].is_none() {
@@ -40,20 +43,26 @@ impl<P: Port> Core<P> {
                 false => lost += 1,
             }
         }
-        self.counters.handed_off += sent;
-        for _ in 0..lost {
-            self.count_drop(crate::api::stats::DropReason::HandoffFull);
-        }
+        counters.handed_off += sent;
+        counters.drops[DropReason::HandoffFull as usize] += lost;
     }
 
-    fn count_handed_off(&mut self, sent: bool) {
-        if sent {
-            self.counters.handed_off += 1;
-        } else {
-            self.count_drop(crate::api::stats::DropReason::HandoffFull);
-        }
+    /// Whether the frame in work came from another engine. It is not handed over again, and that engine has sent any
+    /// answer.
+    pub(crate) fn is_second_hand(&self) -> bool {
+        self.handoff.as_ref().is_some_and(|handoff| handoff.second_hand)
     }
+}
 
+fn count_handed_off(counters: &mut Counters, sent: bool) {
+    if sent {
+        counters.handed_off += 1;
+    } else {
+        counters.count_drop(DropReason::HandoffFull);
+    }
+}
+
+impl<P: Port> Core<P> {
     /// Takes the frames that other engines have handed over.
     #[cold]
     pub(crate) fn run_handoff(&mut self, turn: &Turn<'_>) {
@@ -70,11 +79,5 @@ impl<P: Port> Core<P> {
             handoff.second_hand = false;
             handoff.scratch = octets;
         }
-    }
-
-    /// Whether the frame in work came from another engine. It is not handed over again, and that engine has sent any
-    /// answer.
-    pub(crate) fn is_second_hand(&self) -> bool {
-        self.link.handoff.as_ref().is_some_and(|handoff| handoff.second_hand)
     }
 }

@@ -64,7 +64,7 @@ impl<P: Port> Core<P> {
             let mut queue_pair = self.take_queue_pair(&connection);
             self.fail_stream(&mut connection, queue_pair.as_deref_mut(), Fault::LocalCatastrophic.into(), None);
             self.give_queue_pair(queue_pair);
-            Self::schedule(&mut self.connections.ready, index, &mut connection);
+            connection.schedule(&mut self.connections.ready, index);
             self.put_back(index, connection);
             return true;
         }

@@ -1,0 +1,86 @@
+//! How many functions of the engine may touch most of its state.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::visit::Visit;
+use syn::{FnArg, ImplItem, Item, Signature};
+
+use crate::{Source, is_test};
+
+/// The parts of the engine's state, one for each room.
+const PARTS: [&str; 6] = ["Link", "Net", "Connections", "Rdma", "Streams", "Control"];
+/// The whole state: all parts.
+const WHOLE: &str = "Core";
+/// Most parts that a function takes.
+const MOST: usize = 3;
+
+/// The names of types within a type.
+#[derive(Default)]
+struct Names(BTreeSet<String>);
+
+impl Visit<'_> for Names {
+    fn visit_path_segment(&mut self, segment: &syn::PathSegment) {
+        self.0.insert(segment.ident.to_string());
+        syn::visit::visit_path_segment(self, segment);
+    }
+}
+
+/// Whether a function, whose `self` is of type `own`, takes more parts than it should.
+fn takes_too_much(signature: &Signature, own: Option<&syn::Type>) -> bool {
+    let mut names = Names::default();
+    for input in &signature.inputs {
+        match (input, own) {
+            (FnArg::Receiver(_), Some(own)) => names.visit_type(own),
+            (FnArg::Receiver(_), None) => {}
+            (FnArg::Typed(input), _) => names.visit_type(&input.ty),
+        }
+    }
+    names.0.contains(WHOLE) || PARTS.iter().filter(|part| names.0.contains(**part)).count() > MOST
+}
+
+fn count(items: &[Item]) -> usize {
+    let one = |item: &Item| match item {
+        Item::Fn(item) if !is_test(&item.attrs) => usize::from(takes_too_much(&item.sig, None)),
+        Item::Impl(item) if !is_test(&item.attrs) => {
+            let methods = item.items.iter().filter_map(|inner| match inner {
+                ImplItem::Fn(method) => Some(&method.sig),
+                _ => None,
+            });
+            methods.filter(|method| takes_too_much(method, Some(&item.self_ty))).count()
+        }
+        Item::Mod(item) if !is_test(&item.attrs) => item.content.as_ref().map_or(0, |(_, items)| count(items)),
+        _ => 0,
+    };
+    items.iter().map(one).sum()
+}
+
+/// For each room of the engine, the functions that take more than three parts. `turn.rs`, which puts the rooms' steps in order,
+/// and `engine.rs`, the interface, have all of them.
+pub fn too_wide(sources: &[Source]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for source in sources {
+        let Some(room) = source.path.first().filter(|room| !["turn", "engine"].contains(&room.as_str())) else {
+            continue;
+        };
+        *counts.entry(room.clone()).or_default() += count(&source.items);
+    }
+    counts.retain(|_, count| *count > 0);
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_four_parts_or_of_the_whole_are_counted() {
+        let text = "
+            impl<P: Port> Core<P> { fn a(&mut self) {} fn b(now: Instant) {} }
+            impl Net { fn c(&mut self, l: &mut Link<P>, o: &mut Connections<B>) {} }
+            impl Net { fn d(&mut self, l: &mut Link<P>, o: &mut Connections<B>, r: &Rdma) {} }
+            fn e(core: &mut Core<P>) {}
+            mod inner { fn f(l: &Link<P>, n: &Net, r: &Rdma, s: &Streams) {} }
+            #[cfg(test)] mod tests { fn g(core: &mut Core<P>) {} }";
+        assert_eq!(count(&syn::parse_file(text).expect("Rust").items), 4);
+    }
+}
