@@ -16,8 +16,8 @@ mod cm;
 mod errno;
 mod event_fd;
 mod handle;
-#[cfg(test)]
-mod misuse;
+#[cfg(any(test, feature = "misuse"))]
+pub mod misuse;
 mod process;
 mod unsupported;
 mod verbs;

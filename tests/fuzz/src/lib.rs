@@ -9,6 +9,7 @@ mod queue_pair;
 mod rpc_header;
 mod stream;
 mod tcp;
+mod verbs_calls;
 
 pub use frame::frame;
 pub use markers::markers;
@@ -17,3 +18,4 @@ pub use nfs_call::nfs_call;
 pub use queue_pair::queue_pair;
 pub use rpc_header::rpc_header;
 pub use tcp::tcp;
+pub use verbs_calls::verbs_calls;

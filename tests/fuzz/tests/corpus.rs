@@ -58,3 +58,8 @@ fn queue_pair() {
 fn rpc_header() {
     replay("rpc_header", uwarp_fuzz::rpc_header);
 }
+
+#[test]
+fn verbs_calls() {
+    replay("verbs_calls", uwarp_fuzz::verbs_calls);
+}

@@ -144,9 +144,9 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's pointer.
         let handle = unsafe { Handle::<Identifier>::get(id)? };
-        let context = process::started()?;
         let mut state = handle.lock();
         let Some(binding) = &state.binding else { return Err(EINVAL) };
+        let context = process::started()?;
         if !matches!(state.stage, Stage::New) {
             return Err(EINVAL);
         }

@@ -36,6 +36,16 @@ fn main() {
     calls(&data, &Corpus::new(&directory, "nfs_call"));
     lives(&Corpus::new(&directory, "tcp"));
     conversations(&Corpus::new(&directory, "queue_pair"));
+    careless_programs(&Corpus::new(&directory, "verbs_calls"));
+}
+
+/// Calls of the verbs by chance: in the language of the target `verbs_calls`, any octets are a program.
+fn careless_programs(corpus: &Corpus) {
+    for seed in 0..8 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let octets: Vec<u8> = (0..2048).map(|_| random.u8(..)).collect();
+        corpus.add(&format!("by-chance-{seed}"), &octets);
+    }
 }
 
 /// Calls of the Linux client: each after those that return its handles, and many in sequence.
