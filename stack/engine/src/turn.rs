@@ -116,10 +116,13 @@ impl<P: Port> Core<P> {
     /// Second half of a turn: does the work. Inlined, it would make a turn without work save and restore what it needs.
     #[inline(never)]
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
+        if !self.was_usual {
+            // Only the short ways take no buffer but by the engine's account: a port may take some for a chain, or on its own.
+            self.link.transmit.free_known = 0;
+        }
         self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
         self.connections.last_segment = None;
         self.connections.starved = false;
-        self.link.transmit.free_known = 0;
         if !batch.is_empty() {
             self.receive_batch(turn, batch);
         }
@@ -135,16 +138,11 @@ impl<P: Port> Core<P> {
         if self.needs_attention {
             self.run_rare(turn);
         }
-        self.run_doorbells();
         self.link.transmit.frames_each =
             self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
-        for _ in 0..self.connections.ready.len() {
-            if !self.link.has_room() {
-                self.serve_one_without_room(turn);
-                break;
-            }
-            let Some(index) = self.connections.ready.pop_front() else { break };
-            self.serve(turn, index);
+        match self.take_lone_doorbell() {
+            Some(index) => self.serve(turn, index),
+            None => self.serve_ready(turn),
         }
         if self.needs_attention && self.control.shutdown.is_some() {
             self.finish_shutdown();
@@ -162,6 +160,20 @@ impl<P: Port> Core<P> {
             true => self.quiet_until.min(self.connections.wheel.due_at()),
             false => self.next_rare(),
         };
+    }
+
+    /// Visits the connections with work.
+    #[inline(always)]
+    fn serve_ready(&mut self, turn: &Turn<'_>) {
+        self.run_doorbells();
+        for _ in 0..self.connections.ready.len() {
+            if !self.link.has_room() {
+                self.serve_one_without_room(turn);
+                break;
+            }
+            let Some(index) = self.connections.ready.pop_front() else { break };
+            self.serve(turn, index);
+        }
     }
 
     /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn takes

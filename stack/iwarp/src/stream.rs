@@ -400,6 +400,7 @@ impl Stream {
     }
 
     /// Whether [`Stream::next_response`], [`Stream::next_atomic`] or [`Stream::next_commit`] would return something.
+    #[inline]
     pub fn has_response(&self) -> bool {
         self.inbound.has_next()
     }

@@ -3,7 +3,7 @@
 use uwarp_wire::tcp::{SackBlocks, TcpFlags, TcpHeader};
 
 use crate::connection::Connection;
-use crate::event::{DropReason, Events};
+use crate::event::{BufferToken, DropReason, Events};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
 use crate::queue::{Delivered, Fate};
@@ -12,6 +12,12 @@ use crate::state::{CloseReason, Phase, StateEvent};
 use crate::timestamps::TimestampState;
 
 impl Connection {
+    /// As [`Connection::pop_acknowledged`], if there is no other record.
+    #[inline(always)]
+    pub fn pop_lone_acknowledged(&mut self) -> Option<BufferToken> {
+        self.queue.pop_lone_acknowledged()
+    }
+
     /// The peer's window has changed.
     #[inline]
     pub(crate) fn set_window(&mut self, window: u32) -> Events {

@@ -120,8 +120,16 @@ impl Connection {
     /// A segment with new data, as of now. The window in it counts as offered.
     #[inline(always)]
     fn usual(&mut self, now: Instant, flags: TcpFlags, sequence: Position, len: u32) -> UsualSegment {
+        let segment = self.usual_headers(now, flags, sequence, len);
+        self.account(now, len, false);
+        segment
+    }
+
+    #[inline(always)]
+    fn usual_headers(&mut self, now: Instant, flags: TcpFlags, sequence: Position, len: u32) -> UsualSegment {
         let (marks, ecn) = self.ecn.data_marks(true);
-        let segment = UsualSegment {
+        self.traffic.segments_sent += 1;
+        UsualSegment {
             flags: flags | marks | self.ecn.ack_flags(),
             sequence: sequence.sequence(),
             acknowledgment: self.receiver.next().sequence(),
@@ -129,25 +137,35 @@ impl Connection {
             timestamps: if self.stamped { self.timestamps.option(now) } else { None },
             ecn,
             len,
-        };
-        self.traffic.segments_sent += 1;
-        self.account(now, len, false);
-        segment
+        }
     }
 
     /// Whether a record of up to [`Connection::effective_mss`] octets that is pushed now leaves at once, as one segment and the
     /// only one: then [`Connection::send_at_once`] does the same as to push it and to poll.
     #[inline(always)]
     pub fn sends_at_once(&self) -> bool {
-        let idle = self.queue.segments().is_empty();
-        let usable = self.window_edge().octets_since(self.queue.next());
+        self.is_usual() && self.has_room_for_segment()
+    }
+
+    /// Whether the connection is open, has sent everything, and has nothing to repair, to report or to probe for. It stays so
+    /// while nothing is called but [`Connection::on_usual_segment`], [`Connection::on_alike_segment`],
+    /// [`Connection::send_at_once`] and [`Connection::pop_acknowledged`].
+    #[inline]
+    pub fn is_usual(&self) -> bool {
         self.phase == Phase::Established
             && !(self.closing | self.pending.any() | self.pending.urgent | self.ecn.owes())
             && self.queue.is_plain()
             && self.receiver.is_plain()
             && self.receiver.owes_at_most_one()
             && self.recovery.is_plain()
-            && usable >= self.segment
+    }
+
+    /// Whether the windows permit one more segment, if [`Connection::is_usual`].
+    #[inline(always)]
+    pub fn has_room_for_segment(&self) -> bool {
+        let idle = self.queue.segments().is_empty();
+        let usable = self.window_edge().octets_since(self.queue.next());
+        usable >= self.segment
             && (idle || !self.nagle && self.queue.in_flight() + self.segment <= self.congestion.window())
     }
 
@@ -159,7 +177,9 @@ impl Connection {
         let sequence = self.queue.next();
         self.queue.push_sent(now, token, len);
         self.timers.persist = Instant::NEVER;
-        self.usual(now, TcpFlags::ACK | TcpFlags::PSH, sequence, len)
+        let segment = self.usual_headers(now, TcpFlags::ACK | TcpFlags::PSH, sequence, len);
+        self.account_plain(now, len);
+        segment
     }
 
     /// Any segment.
@@ -486,6 +506,23 @@ impl Connection {
         }
         if let Mode::Fast { rate, .. } = &mut self.recovery.mode {
             rate.sent(len);
+        }
+        self.receiver.ack_sent(self.sack, false);
+    }
+
+    /// As [`Connection::account`], for new data while nothing is repaired or probed.
+    #[inline(always)]
+    fn account_plain(&mut self, now: Instant, len: u32) {
+        debug_assert!(self.recovery.is_plain() && self.recovery.may_probe(&self.queue));
+        self.traffic.octets_sent += u64::from(len);
+        self.last_sent = now;
+        self.congestion.sent(self.queue.in_flight());
+        if self.timers.retransmit == Instant::NEVER {
+            self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+            self.begin_waiting(now);
+        }
+        if self.sack {
+            self.timers.probe = now.after_nanos(self.rtt.probe_timeout());
         }
         self.receiver.ack_sent(self.sack, false);
     }

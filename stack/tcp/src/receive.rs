@@ -349,14 +349,18 @@ impl Receiver {
     }
 
     /// A segment with ACK is sent. `sack`: the peer understands SACK; `reported`: this segment carries the blocks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ack_sent(&mut self, sack: bool, reported: bool) {
         self.last_ack_sent = self.next;
         self.unacknowledged = 0;
         self.ack_at = Instant::NEVER;
-        if !self.ack_now {
-            return;
+        if self.ack_now {
+            self.owed_ack_sent(sack, reported);
         }
+    }
+
+    #[inline(never)]
+    fn owed_ack_sent(&mut self, sack: bool, reported: bool) {
         if sack {
             // A segment with data has no room for blocks: a pure acknowledgment carries them.
             self.ack_now = !reported && self.reassembly.reports();

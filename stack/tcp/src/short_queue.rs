@@ -76,6 +76,14 @@ impl<T: Copy + Default> ShortQueue<T> {
         self.len += 1;
     }
 
+    /// Appends an element to an empty queue.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, element: T) {
+        debug_assert!(self.len == 0);
+        self.front = element;
+        self.len = 1;
+    }
+
     #[inline]
     pub(crate) fn pop_front(&mut self) -> Option<T> {
         let element = *self.front()?;

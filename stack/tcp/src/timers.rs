@@ -64,12 +64,14 @@ impl Connection {
         earliest.finite()
     }
 
-    /// A time before which no timer expires that [`Connection::on_usual_segment`] has started at `now`.
+    /// A time before which no timer expires that [`Connection::on_usual_segment`] or [`Connection::send_at_once`] has started at
+    /// `now`.
     #[inline(always)]
     pub fn soonest_timer(&self, now: Instant) -> Instant {
-        // It starts timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and rarely that of
-        // keep-alive.
-        now.after_nanos(self.receiver.ack_delay().min(self.rtt.least_timeout())).min(self.timers.keep_alive)
+        // They start timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and rarely those
+        // of keep-alive and of the user.
+        let soonest = now.after_nanos(self.receiver.ack_delay().min(self.rtt.least_timeout()));
+        soonest.min(self.timers.keep_alive).min(self.timers.user)
     }
 
     /// Handles the timers that are due by `now`; then [`Connection::poll_transmit`] may have a segment. An early call

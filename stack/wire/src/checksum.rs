@@ -60,9 +60,10 @@ pub const fn fold(partial: u32) -> u16 {
 /// As [`fold`], for a sum of words of any width in 64 bits, without an overflow.
 #[inline(always)]
 pub const fn fold_wide(total: u64) -> u16 {
-    // A multiplication by the inverse takes fewer steps than to add the carries up.
-    let folded = (total % 0xffff) as u16;
-    if folded == 0 && total != 0 { 0xffff } else { folded }
+    let (half, carry) = (total as u32).overflowing_add((total >> 32) as u32);
+    let half = half + carry as u32;
+    // The upper half of the sum of both halves, either way round, has their sum with its carry.
+    (half.wrapping_add(half.rotate_left(16)) >> 16) as u16
 }
 
 /// The value of the checksum field for a partial sum over everything else.

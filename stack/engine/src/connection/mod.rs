@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use uwarp_tcp::Instant;
+use uwarp_tcp::{BufferToken, Instant};
 use uwarp_wire::address::FlowKey;
 
 use crate::api::command::DisconnectReason;
@@ -106,16 +106,28 @@ impl Connection {
     }
 
     /// The peer has acknowledged more: buffers come back, inbound reads give up their slots.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn acknowledged<B: Buffer>(&mut self, records: &mut BufferStore<Record<B>>) {
-        let most = self.tcp.effective_mss();
-        while let Some(token) = self.tcp.pop_acknowledged() {
-            if let Some(length) = records.discard(token, |record| record.length) {
-                self.confirmed = self.confirmed.max(length.min(most));
-            }
+        match self.tcp.pop_lone_acknowledged() {
+            Some(token) => self.free_record(records, token),
+            None => self.free_records(records),
         }
         if let Phase::Running(running) = &mut self.phase {
             running.stream.acknowledged(self.tcp.octets_acknowledged());
+        }
+    }
+
+    #[inline(never)]
+    fn free_records<B: Buffer>(&mut self, records: &mut BufferStore<Record<B>>) {
+        while let Some(token) = self.tcp.pop_acknowledged() {
+            self.free_record(records, token);
+        }
+    }
+
+    #[inline(always)]
+    fn free_record<B: Buffer>(&mut self, records: &mut BufferStore<Record<B>>, token: BufferToken) {
+        if let Some(length) = records.discard(token, |record| record.length) {
+            self.confirmed = self.confirmed.max(length.min(self.tcp.effective_mss()));
         }
     }
 

@@ -39,7 +39,7 @@ impl<B: Buffer> Connections<B> {
 
     /// Puts the connection at `index` on the ready list.
     pub(crate) fn schedule_index(&mut self, index: u32) {
-        if let Some(connection) = self.table.get_mut(index) {
+        if let Some((connection, _)) = self.table.get_marked(index) {
             connection.schedule(&mut self.ready, index);
         }
     }

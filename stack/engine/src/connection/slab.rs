@@ -24,6 +24,8 @@ impl Handle {
 #[derive(Debug)]
 struct Entry<T> {
     generation: u32,
+    /// See [`Slab::get_marked`].
+    mark: bool,
     value: Option<Box<T>>,
 }
 
@@ -45,7 +47,7 @@ impl<T> Slab<T> {
 
     pub(crate) fn insert(&mut self, value: T) -> Handle {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(Entry { generation: 0, value: None });
+            self.entries.push(Entry { generation: 0, mark: false, value: None });
             self.entries.len() as u32 - 1
         });
         let entry = &mut self.entries[index as usize];
@@ -56,7 +58,9 @@ impl<T> Slab<T> {
     /// Takes a value out; its index stays reserved for [`Slab::put`].
     #[inline]
     pub(crate) fn take(&mut self, index: u32) -> Option<Box<T>> {
-        self.entries.get_mut(index as usize)?.value.take()
+        let entry = self.entries.get_mut(index as usize)?;
+        entry.mark = false;
+        entry.value.take()
     }
 
     /// Returns a value that [`Slab::take`] gave.
@@ -78,7 +82,17 @@ impl<T> Slab<T> {
     /// The entry at `index`, of any generation.
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.entries.get_mut(index as usize)?.value.as_deref_mut()
+        let entry = self.entries.get_mut(index as usize)?;
+        entry.mark = false;
+        entry.value.as_deref_mut()
+    }
+
+    /// As [`Slab::get_mut`], and a mark, which any other function that lets the entry be changed removes: who sets it knows later
+    /// that nobody else has changed the entry.
+    #[inline]
+    pub(crate) fn get_marked(&mut self, index: u32) -> Option<(&mut T, &mut bool)> {
+        let entry = self.entries.get_mut(index as usize)?;
+        Some((entry.value.as_deref_mut()?, &mut entry.mark))
     }
 
     /// Prefetches the place that says where an entry is.
@@ -211,6 +225,25 @@ mod tests {
         assert_eq!(slab.resolve(first), None);
         assert_eq!(Handle::from_bits(second.to_bits()), second);
         assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn a_mark_lasts_until_somebody_else_may_change_the_entry() {
+        let mut slab = Slab::new();
+        let index = slab.insert("a").index;
+        let mark = |slab: &mut Slab<_>| std::mem::replace(slab.get_marked(index).expect("it is there").1, true);
+        assert!(!mark(&mut slab) && mark(&mut slab));
+        assert_eq!(slab.get(index), Some(&"a"));
+        assert!(mark(&mut slab));
+        slab.get_mut(index);
+        assert!(!mark(&mut slab));
+        let value = slab.take(index).expect("it is there");
+        slab.put(index, value);
+        assert!(!mark(&mut slab));
+        slab.take(index);
+        slab.release(index);
+        assert_eq!(slab.insert("b").index, index);
+        assert!(!mark(&mut slab));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Each function here does for one predicted case what the rooms do for all of them, with the same frames, completions and
 //! state as the result. It changes nothing before it knows that the case is its own; otherwise the general code takes over.
 
-mod element;
+pub(crate) mod element;
 mod receive;
 mod segment;
 mod transmit;

@@ -11,10 +11,9 @@ use uwarp_wire::{ipv4, ipv6};
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
-use crate::connection::wheel::Wheel;
 use crate::core::Core;
 use crate::hot::segment::Predicted;
-use crate::hot::transmit::complete;
+use crate::hot::transmit::{arm, complete};
 use crate::link::port::{Buffer, Port};
 use crate::link::template::{Layout, PLAIN, TAGGED};
 use crate::rdma::lanes::Lanes;
@@ -56,7 +55,7 @@ impl<P: Port> Core<P> {
         index: u32,
         buffer: &P::Buffer,
     ) -> bool {
-        let Some(connection) = self.connections.table.get_mut(index) else { return false };
+        let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return false };
         let Connection { phase: Phase::Running(running), template: Some(template), gather, .. } = &*connection else {
             return false;
         };
@@ -105,16 +104,19 @@ impl<P: Port> Core<P> {
         if !connection.quiet {
             connection.look_for_quiet(&mut self.rdma.queue_pairs);
         }
+        // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So nothing is to be
+        // done if it fires before all that the segment can have started.
+        let wheel = &mut self.connections.wheel;
+        let is_armed = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
         if connection.quiet && !connection.tcp.wants_transmit(self.now) {
-            // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So nothing is
-            // to be done if it fires before all that the segment can have started.
-            let wheel = &mut self.connections.wheel;
-            if !wheel.fires_by(index, connection.tcp.soonest_timer(self.now)) {
+            if !is_armed {
                 arm(wheel, index, connection);
             }
             let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
             debug_assert!(connection.scheduled || connection.next_deadline().is_none_or(is_in_time));
         } else {
+            // It is served later in this turn, which also arms its timer.
+            *was_usual &= is_armed;
             connection.schedule(&mut self.connections.ready, index);
         }
         true
@@ -150,14 +152,6 @@ impl<P: Port> Core<P> {
             self.on_octets(turn, index, &mut connection, octets);
         }
         self.settle_segment(index, connection, true);
-    }
-}
-
-/// Arms a connection's timer.
-#[inline(never)]
-fn arm(wheel: &mut Wheel, index: u32, connection: &Connection) {
-    if let Some(deadline) = connection.next_deadline() {
-        wheel.arm(index, deadline);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Posted Sends and Writes that leave in one segment, from their elements to the frame, and frames of other new data.
 
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
-use uwarp_memory::{Turn, kernels};
+use uwarp_memory::{Association, Turn, kernels};
 use uwarp_tcp::{BufferToken, Instant, Slice, Transmit, UsualSegment};
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
@@ -9,14 +9,16 @@ use uwarp_wire::rdmap::READ_REQUEST_LEN;
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
+use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Record};
 use crate::core::Core;
+use crate::hot::element::UsualElement;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::link::transmit::offloads;
 use crate::rdma::choose::{header_len, send_kind};
 use crate::rdma::cutting::build_segment;
-use crate::rdma::fpdu::Fpdu;
+use crate::rdma::fpdu::{Fpdu, SHORT, build_short};
 use crate::rdma::lanes::Lanes;
 use crate::rdma::operations::begin_read;
 use crate::rdma::packing::Open;
@@ -24,7 +26,15 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
 use crate::rdma::send::{BALANCE_LIMIT, MESSAGE_COST};
 
-/// A connection whose next message is its own work, and whose FPDUs are records of TCP right away.
+/// What a short way serves: one posted Send or Write of one entry,
+const LONE: u8 = 0;
+/// posted work that shares a segment,
+const SEVERAL: u8 = 1;
+/// or a response to a Read.
+const RESPONSE: u8 = 2;
+
+/// A connection whose next message is its own work, or a response, and whose FPDUs are records of TCP right away, and leave if there
+/// is room.
 #[inline(always)]
 fn is_usual(connection: &Connection) -> bool {
     let Phase::Running(running) = &connection.phase else { return false };
@@ -39,7 +49,7 @@ fn is_usual(connection: &Connection) -> bool {
         && !running.transmits_markers()
         && !running.stream.owes_ready_to_receive()
         && running.stream.may_send_messages()
-        && connection.tcp.sends_at_once()
+        && connection.tcp.is_usual()
 }
 
 /// Whether the peer waits for a response that may leave.
@@ -100,6 +110,38 @@ fn build(
     Some(fpdu.end())
 }
 
+/// Octets of the longest ULPDU of a lone element, whose CRC takes one run.
+const SHORT_ULPDU: usize = UNTAGGED_HEADER_LEN + SHORT;
+
+/// Builds the FPDU of a lone element; returns its length. `None`: the element's memory is refused.
+#[inline(always)]
+fn build_lone(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    association: Association,
+    element: UsualElement<'_>,
+    room: &mut [u8],
+) -> Option<usize> {
+    let entry = element.entry();
+    if element.is_write() {
+        let header = running.stream.whole_write(Stag(element.stag()), TaggedOffset(element.remote_offset()));
+        return build_short(turn, association, header, entry, running.crc, room);
+    }
+    build_lone_send(turn, running, association, element, room)
+}
+
+#[inline(never)]
+fn build_lone_send(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    association: Association,
+    element: UsualElement<'_>,
+    room: &mut [u8],
+) -> Option<usize> {
+    let header = running.stream.whole_send(send_kind(&element.decode()?));
+    build_short(turn, association, header, element.entry(), running.crc, room)
+}
+
 /// Builds the request of a Read; returns its length.
 #[inline(never)]
 fn build_request(
@@ -150,6 +192,14 @@ fn build_response(
 pub(super) fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
     while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
         queue_pair.complete_send(lanes, completion);
+    }
+}
+
+/// Arms a connection's timer.
+#[inline(never)]
+pub(super) fn arm(wheel: &mut Wheel, index: u32, connection: &Connection) {
+    if let Some(deadline) = connection.next_deadline() {
+        wheel.arm(index, deadline);
     }
 }
 
@@ -230,40 +280,59 @@ impl<P: Port> Core<P> {
     /// Serves a connection whose posted work, or whose response to a Read, fits into one segment that may leave now. False: the
     /// general code has to serve it. If there are FPDUs in `begun` then, what they carry is used up, and it goes on with that
     /// record.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn serve_hot(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        self.serve_short::<false>(turn, index, begun) || begun.is_none() && self.serve_response(turn, index, begun)
+        self.serve_short::<LONE>(turn, index, begun) || begun.is_none() && self.serve_other(turn, index, begun)
+    }
+
+    #[inline(never)]
+    fn serve_other(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+        self.serve_short::<SEVERAL>(turn, index, begun) || begun.is_none() && self.serve_response(turn, index, begun)
     }
 
     #[inline(never)]
     fn serve_response(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        self.serve_short::<true>(turn, index, begun)
+        self.serve_short::<RESPONSE>(turn, index, begun)
     }
 
-    /// Serves a connection that has either a response to send or posted work.
+    /// Serves a connection that has nothing else to send but `WHAT`.
     #[inline(always)]
-    fn serve_short<const RESPONSE: bool>(
+    fn serve_short<const WHAT: u8>(
         &mut self,
         turn: &Turn<'_>,
         index: u32,
         begun: &mut Option<Open<P::Buffer>>,
     ) -> bool {
-        let Some(connection) = self.connections.table.get_mut(index) else { return false };
+        let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return false };
         let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
         let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number) else { return false };
         // Most connections without posted work end here, and so do atomics.
-        let next = if RESPONSE { None } else { next_usual(queue_pair) };
-        let has_work = if RESPONSE { queue_pair.send.peek_next().is_some() } else { next.is_some() };
-        if has_work == RESPONSE || has_response(connection) != RESPONSE {
+        let next = if WHAT == SEVERAL { next_usual(queue_pair) } else { None };
+        let has_it = match WHAT {
+            LONE => queue_pair.send.has_lone(SHORT as u32),
+            SEVERAL => next.is_some(),
+            _ => queue_pair.send.peek_next().is_none(),
+        };
+        if !has_it || has_response(connection) != (WHAT == RESPONSE) {
             return false;
         }
         let link_is_usual = connection.epoch == self.net.neighbours.epoch() && self.link.is_usual();
-        if !link_is_usual || !is_usual(connection) || queue_pair.send.is_cutting() {
+        if !link_is_usual || !(*was_usual || is_usual(connection)) || queue_pair.send.is_cutting() {
+            return false;
+        }
+        // The short ways leave it so, and arm its timers.
+        debug_assert!(is_usual(connection));
+        let is_armed = std::mem::replace(was_usual, true);
+        if !connection.tcp.has_room_for_segment() {
             return false;
         }
         let segment = connection.tcp.effective_mss();
         let Phase::Running(running) = &mut connection.phase else { return false };
-        let limit = running.mulpdu(segment).min(self.config.iwarp.max_ulpdu);
+        let max_ulpdu = self.config.iwarp.max_ulpdu;
+        if WHAT == LONE && (max_ulpdu < SHORT_ULPDU as u16 || segment < fpdu_len(SHORT_ULPDU) as u32) {
+            return false;
+        }
+        let limit = running.mulpdu(segment).min(max_ulpdu);
         let fits = |element: &SendElement, before: usize| {
             let ulpdu_len = ulpdu_len(element);
             ulpdu_len <= usize::from(limit) && before + fpdu_len(ulpdu_len) <= segment as usize
@@ -280,7 +349,21 @@ impl<P: Port> Core<P> {
         let (headroom, room) = storage.unwrap_or_default();
         let (mut length, pushed) = (0, connection.tcp.octets_pushed());
         let mut is_last = false;
-        if RESPONSE && let Some((octets, payload)) = build_response(turn, running, queue_pair, room, limit) {
+        if WHAT == LONE
+            && let Some(element) = queue_pair.send.lone()
+            && let flags = element.flags()
+            && let Some(octets) = build_lone(turn, running, queue_pair.association, element, room)
+        {
+            // What is posted from now on comes with a doorbell.
+            is_last = true;
+            length = octets;
+            self.counters.fpdus_sent += 1;
+            let completion = queue_pair.send.finish_lone(flags, queue_pair.number, pushed + octets as u64);
+            queue_pair.complete_send(&mut self.rdma.lanes, completion);
+        }
+        if WHAT == RESPONSE
+            && let Some((octets, payload)) = build_response(turn, running, queue_pair, room, limit)
+        {
             running.stream.response_sent(pushed + octets as u64);
             running.balance = (running.balance + i64::from(payload) + MESSAGE_COST).min(BALANCE_LIMIT);
             self.counters.fpdus_sent += 1;
@@ -288,7 +371,8 @@ impl<P: Port> Core<P> {
             is_last = !running.stream.has_response() && queue_pair.send.peek_next().is_none();
         }
         let mut element = next;
-        while let Some(built) = &element
+        while WHAT == SEVERAL
+            && let Some(built) = &element
             && let Some(room) = room.get_mut(length..)
             && let Some(octets) = build(turn, running, queue_pair, built, room)
         {
@@ -298,7 +382,7 @@ impl<P: Port> Core<P> {
             length += octets;
             let completion = queue_pair.send.finish_whole(built, queue_pair.number, pushed + length as u64);
             queue_pair.complete_send(&mut self.rdma.lanes, completion);
-            // A lone message, as most are, costs no more than this look at what was posted meanwhile.
+            // A last look at what was posted meanwhile.
             is_last = !queue_pair.send.look_for_next();
             element = if is_last { None } else { next_usual(queue_pair).filter(|next| fits(next, length)) };
         }
@@ -306,19 +390,23 @@ impl<P: Port> Core<P> {
             complete(&mut self.rdma.lanes, connection.tcp.octets_acknowledged(), queue_pair);
         }
         if !is_last || queue_pair.overflowed.is_some() {
-            *begun = self.connections.records.remove(token).map(|record| Open::begun(record.buffer, length));
+            let record = self.connections.records.remove(token);
+            // Nothing was built of a lone element whose memory is refused.
+            *begun = record.filter(|_| WHAT != LONE || length > 0).map(|record| Open::begun(record.buffer, length));
             return false;
         }
         // No answer waits, so what was sent alone gives no claim later.
         running.balance = 0;
         connection.scheduled = false;
-        connection.quiet = queue_pair.send.is_idle();
+        connection.quiet = if WHAT == LONE { queue_pair.send.is_known_idle() } else { queue_pair.send.is_idle() };
         let payload = room.get(..length).unwrap_or(&[]);
         let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
         let octets = self.link.enqueue_record(record, &sent, connection.flow.local);
-        if let Some(deadline) = connection.next_deadline() {
-            self.connections.wheel.arm(index, deadline);
+        let wheel = &mut self.connections.wheel;
+        if !(is_armed && wheel.fires_by(index, connection.tcp.soonest_timer(self.now))) {
+            arm(wheel, index, connection);
         }
+        debug_assert!(connection.next_deadline().is_none_or(|at| wheel.is_armed_for(index, at)));
         self.counters.hot_sent += 1;
         self.counters.octets_sent += octets;
         if self.connections.ready.is_empty() {

@@ -8,7 +8,35 @@ use crate::api::work::Sge;
 
 /// Payload up to this many octets is copied first and summed up together with its headers: one run of the CRC kernel
 /// costs less than three. Longer payload is copied and summed up in one pass.
-const SHORT: usize = 256;
+pub(crate) const SHORT: usize = 256;
+
+/// Builds an FPDU of DDP's and RDMAP's headers and the octets of `entry`, at most [`SHORT`]; gives its length. `None`: it does not
+/// fit, or the memory is refused.
+#[inline(always)]
+pub(crate) fn build_short<const HEADER: usize>(
+    turn: &Turn<'_>,
+    association: Association,
+    header: [u8; HEADER],
+    entry: Sge,
+    crc: bool,
+    room: &mut [u8],
+) -> Option<usize> {
+    debug_assert!(entry.length as usize <= SHORT);
+    let payload_at = LENGTH_LEN + HEADER;
+    let end = payload_at + entry.length as usize;
+    let crc_at = end + padding_len(end - LENGTH_LEN);
+    let room = room.get_mut(..crc_at + CRC_LEN)?;
+    if entry.length > 0 {
+        turn.gather(association, entry.stag, entry.offset, &mut room[payload_at..end], Access::LOCAL_READ).ok()?;
+    }
+    room[..LENGTH_LEN].copy_from_slice(&((end - LENGTH_LEN) as u16).to_be_bytes());
+    room[LENGTH_LEN..payload_at].copy_from_slice(&header);
+    // At most three octets of padding; the CRC field is written over the rest.
+    room[end..end + CRC_LEN].fill(0);
+    let crc = if crc { kernels::crc32c(&room[..crc_at]) } else { 0 };
+    room[crc_at..].copy_from_slice(&crc_to_octets(crc));
+    Some(room.len())
+}
 
 /// The FPDU: its header is written, its payload is being copied.
 #[derive(Debug)]

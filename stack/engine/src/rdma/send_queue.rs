@@ -4,6 +4,7 @@ use crate::api::work::{
     AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, SendElement,
     SendFlags, SendOpcode, Sge, Status, entry_at,
 };
+use crate::hot::element::UsualElement;
 use std::collections::VecDeque;
 use uwarp_ring::{Consumer, Slot};
 use uwarp_wire::ddp::{Stag, TaggedOffset};
@@ -78,6 +79,12 @@ impl SendQueue {
         self.ring.known() == 0 && self.ring.available() == 0
     }
 
+    /// As [`SendQueue::is_idle`], as of the last look at the ring.
+    #[inline]
+    pub(crate) fn is_known_idle(&self) -> bool {
+        self.ring.known() == 0
+    }
+
     /// How many slots, since the queue was made, lie before the element that is being cut or comes next.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
@@ -134,6 +141,40 @@ impl SendQueue {
             Ok(element) if self.ring.known() < self.begun + element.slots() => Some(Err(MalformedElement)),
             other => Some(other),
         }
+    }
+
+    /// Whether the element that comes next is a usual one of at most `most` octets, nothing is posted behind it, and none is
+    /// being cut.
+    #[inline(always)]
+    pub(crate) fn has_lone(&mut self, most: u32) -> bool {
+        self.ring.available() == self.begun + 1
+            && self.current.is_none()
+            && self.ring.peek(self.begun).is_some_and(|slot| UsualElement::is_in(slot, most))
+    }
+
+    /// The element of [`SendQueue::has_lone`].
+    #[inline(always)]
+    pub(crate) fn lone(&self) -> Option<UsualElement<'_>> {
+        self.ring.peek(self.begun).map(UsualElement::of)
+    }
+
+    /// As [`SendQueue::finish_whole`], for the element of [`SendQueue::lone`], which has these flags.
+    #[inline(always)]
+    pub(crate) fn finish_lone(&mut self, flags: SendFlags, number: u32, position: u64) -> Option<Completion> {
+        const ASKS: SendFlags = SendFlags::SIGNALLED.union(SendFlags::COMPLETE_ON_ACK);
+        if self.begun > 0 || self.signal_all | self.complete_on_ack || flags.0 & ASKS.0 != 0 {
+            return self.finish_next(number, position);
+        }
+        self.released += 1;
+        self.ring.release(1);
+        self.completed += 1;
+        None
+    }
+
+    #[inline(never)]
+    fn finish_next(&mut self, number: u32, position: u64) -> Option<Completion> {
+        let element = self.peek_next()?.ok()?;
+        self.finish_whole(&element, number, position)
     }
 
     /// The next element is now being cut.

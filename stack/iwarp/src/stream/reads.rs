@@ -409,18 +409,22 @@ impl InboundReads {
     }
 
     /// Whether there is a request whose response is not being sent.
+    #[inline]
     pub(super) fn owes(&self) -> bool {
         self.queue.len() > usize::from(self.answered)
     }
 
+    #[inline]
     pub(super) fn has_next(&self) -> bool {
         // An empty queue is the usual case.
-        !self.answering
-            && self.owes()
-            && self
-                .queue
-                .get(usize::from(self.answered))
-                .is_some_and(|request| !matches!(request.what, What::Commit { status: None, .. }))
+        !self.answering && self.owes() && self.may_answer()
+    }
+
+    /// Whether the request that is answered next waits for nothing.
+    fn may_answer(&self) -> bool {
+        self.queue
+            .get(usize::from(self.answered))
+            .is_some_and(|request| !matches!(request.what, What::Commit { status: None, .. }))
     }
 
     pub(super) fn next(&mut self) -> Option<Response> {

@@ -6,11 +6,11 @@ use std::arch::x86_64::*;
 /// The partial sum from a sum of 32-bit words in little-endian order.
 #[inline(always)]
 fn finish(total: u64) -> u32 {
-    let total = (total & 0xffff_ffff) + (total >> 32);
-    let total = (total & 0xffff) + (total >> 16 & 0xffff) + (total >> 32);
-    let total = (total & 0xffff) + (total >> 16);
-    let total = (total & 0xffff) + (total >> 16);
-    u32::from((total as u16).swap_bytes())
+    let (half, carry) = (total as u32).overflowing_add((total >> 32) as u32);
+    let half = half + u32::from(carry);
+    // The upper half of the sum of both halves, either way round, has their sum with its carry.
+    let folded = (half.wrapping_add(half.rotate_left(16)) >> 16) as u16;
+    u32::from(folded.swap_bytes())
 }
 
 /// # Safety
