@@ -5,6 +5,7 @@ use crate::cpus::CommitCpus;
 use crate::driver::{self, Backoff, Health};
 use crate::error::Error;
 use crate::launch::Launch;
+use crate::lingering::LingeringList;
 use crate::numbers::Numbers;
 use crate::queue_pair::Lingering;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
@@ -182,7 +183,7 @@ pub(crate) struct Core {
     /// Locked by whoever starts or closes the context.
     pub(crate) launch: Mutex<Launch>,
     is_running: AtomicBool,
-    lingering: Mutex<Vec<Lingering>>,
+    lingering: Mutex<LingeringList<Lingering>>,
     objects: AtomicU32,
     next_engine: AtomicUsize,
     state: AtomicU8,
@@ -227,7 +228,7 @@ impl Core {
             commit_cpus,
             launch: Mutex::new(launch),
             is_running: AtomicBool::new(false),
-            lingering: Mutex::new(Vec::new()),
+            lingering: Mutex::default(),
             objects: AtomicU32::new(1),
             next_engine: AtomicUsize::new(0),
             state: AtomicU8::new(OPEN),
@@ -365,23 +366,22 @@ impl Core {
     }
 
     /// Keeps a dropped queue pair until its connection has ended.
-    pub(crate) fn linger(&self, queue_pair: Lingering) {
-        lock(&self.lingering).push(queue_pair);
-        self.reap_lingering();
+    pub(crate) fn linger(&self, mut queue_pair: Lingering) {
+        // Its destruction begins here if the connection has ended already.
+        if queue_pair.is_gone(self) {
+            self.queue_pairs.put(queue_pair.number());
+            return;
+        }
+        let is_due = lock(&self.lingering).add(queue_pair);
+        if is_due {
+            self.reap_lingering();
+        }
     }
 
     /// Destroys dropped queue pairs whose connections have ended, and frees their numbers.
     pub(crate) fn reap_lingering(&self) {
-        let mut list = lock(&self.lingering);
-        let mut index = 0;
-        while let Some(queue_pair) = list.get_mut(index) {
-            if queue_pair.is_gone(self) {
-                let gone = list.swap_remove(index);
-                self.queue_pairs.put(gone.number());
-            } else {
-                index += 1;
-            }
-        }
+        lock(&self.lingering)
+            .remove_gone(|queue_pair| queue_pair.is_gone(self), |gone| self.queue_pairs.put(gone.number()));
     }
 
     /// Asks every engine for its counters. Engines that do not answer are listed as silent.

@@ -212,6 +212,7 @@ mod error;
 mod event_channel;
 mod events;
 mod launch;
+mod lingering;
 pub mod monitor;
 mod numbers;
 mod open;

@@ -499,7 +499,9 @@ impl Program<'_> {
                 _ => {
                     let mut entries = self.entries();
                     let count = usize::from(self.below(LIST as u8 + 1));
-                    table.wr_set_sge.map(|function| function(qp, key, remote, number));
+                    if let Some(function) = table.wr_set_sge {
+                        function(qp, key, remote, number);
+                    }
                     table.wr_set_sge_list.map(|function| function(qp, count, self.filled(&mut entries).cast()))
                 }
             };
@@ -525,7 +527,9 @@ impl Program<'_> {
                 }
                 2 => {
                     table.next_poll.map(|function| function(extended));
-                    table.end_poll.map(|function| function(extended));
+                    if let Some(function) = table.end_poll {
+                        function(extended);
+                    }
                 }
                 _ => {
                     table.read_opcode.map(|function| function(extended));
