@@ -1,13 +1,15 @@
 //! The tests of pyverbs, rdma-core's own, against the library: what passes, what they skip, and what is left out is a list.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use uwarp_verbs_tests::{Host, INTERFACE};
 
-/// The release that the list is about.
-const RELEASE: &str = "44.";
+/// The releases of rdma-core that there are lists about: those of Debian 12 and 13.
+const LISTS: [(&str, &str); 2] = [("44", include_str!("../pyverbs-44.txt")), ("56", include_str!("../pyverbs-56.txt"))];
 const MODULES: [&str; 8] = ["device", "pd", "mr", "cq", "cq_events", "qp", "rdmacm", "fork"];
 /// Debian's own, which pyverbs is built for.
 const PYTHON: &str = "/usr/bin/python3";
@@ -20,14 +22,15 @@ type Outcomes = BTreeMap<String, &'static str>;
 fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
     let release = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "rdma-core"]).output().expect("Debian");
     let release = String::from_utf8_lossy(&release.stdout).into_owned();
-    if !release.starts_with(RELEASE) {
+    let major = release.split('.').next().unwrap_or_default();
+    let Some((_, list)) = LISTS.iter().find(|(of, _)| *of == major) else {
         return uwarp_notes::skipped(&format!(
-            "pyverbs' tests: their list is about rdma-core 44, and this is {release}"
+            "pyverbs' tests: their lists are about rdma-core 44 and 56, and this is {release}"
         ));
-    }
+    };
     let host = Host::new("pyverbs");
     unpack_tests(host.directory());
-    let wanted = listed();
+    let wanted = listed(list);
 
     // Nothing is missing in the list.
     let all = host.run(&[&[PYTHON], &OPTIONS[..], &["--list-tests"]].concat());
@@ -35,12 +38,17 @@ fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
     let all: Vec<&str> = all.succeeded().lines().filter(is_ours).collect();
     assert_eq!(all.len(), wanted.len());
     for name in all {
-        assert!(wanted.contains_key(name), "{name} is not in tests/verbs/pyverbs.txt");
+        assert!(wanted.contains_key(name), "{name} is not in tests/verbs/pyverbs-{major}.txt");
     }
 
-    // A device of the kernel has a network interface, whose address the tests look up: this mount namespace gets one.
+    // A device of the kernel has a network interface, whose address the tests look up: in sysfs, for which this mount namespace
+    // gets a folder, or by iproute2's `rdma`, whose answer is that of such a device.
     let device = format!("/sys/class/infiniband/uwarp0/device/net/{INTERFACE}");
-    let mount = format!("mount -t tmpfs none /sys/class && mkdir -p {device} && exec \"$@\"");
+    let link = format!(r#"echo '[{{"ifname":"uwarp0","port":1,"netdev":"{INTERFACE}"}}]'"#);
+    let tool = host.directory().join("rdma");
+    std::fs::write(&tool, format!("#!/bin/sh\n{link}\n")).expect("the directory is ours");
+    std::fs::set_permissions(&tool, Permissions::from_mode(0o755)).expect("the file is ours");
+    let mount = format!("mount -t tmpfs none /sys/class && mkdir -p {device} && PATH=$PWD:$PATH exec \"$@\"");
     let names: Vec<&str> =
         wanted.iter().filter(|(_, outcome)| **outcome != "omit").map(|(name, _)| name.as_str()).collect();
     let run = host.run(&[&["sh", "-c", &mount, "sh", PYTHON], &OPTIONS[..], &["-v"], &names].concat());
@@ -67,10 +75,10 @@ fn unpack_tests(directory: &Path) {
     );
 }
 
-/// The list.
-fn listed() -> Outcomes {
+/// What a list says.
+fn listed(list: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
-    for line in include_str!("../pyverbs.txt").lines().filter(|line| !line.starts_with('#')) {
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
         let (outcome, rest) = line.split_once(' ').expect("an outcome and a name");
         let name = rest.split_once(':').map_or(rest, |(name, _)| name);
         let outcome = ["pass", "skip", "omit"].into_iter().find(|known| *known == outcome).expect("a known outcome");
