@@ -16,9 +16,10 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// To this address. The namespace must belong to the test, because this permits such sockets for everyone in it.
+    /// To this address. The namespace must belong to the test, because this permits such sockets for its user's group in it.
     pub fn to(address: IpAddr) -> io::Result<Self> {
-        std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
+        let group = rustix::process::getegid().as_raw();
+        std::fs::write("/proc/sys/net/ipv4/ping_group_range", format!("{group} {group}"))?;
         let (family, protocol, request, reply) = match address {
             IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, 8, 0),
             IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128, 129),

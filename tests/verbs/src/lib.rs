@@ -156,8 +156,7 @@ impl Host {
 
     /// A host whose programs, and its switch, run as an ordinary user.
     pub fn of_ordinary_user(purpose: &str) -> Host {
-        // `nobody`; there is no other user on every machine.
-        Self::with_user(purpose, Some(65534))
+        Self::with_user(purpose, is_a_user(NOBODY).then_some(NOBODY))
     }
 
     /// A host whose programs reach other hosts by an interface, which it finds in its namespace. They have these addresses, and
@@ -376,6 +375,18 @@ fn start_switch(namespace: &Namespace, user: Option<u32>, socket: &Path, argumen
     BufReader::new(switch.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
     assert!(line.contains("MTU"), "{line:?}");
     switch
+}
+
+/// `nobody`; there is no other user on every machine.
+const NOBODY: u32 = 65534;
+
+/// Whether a process here may become this user. In a user namespace that an ordinary user has made, everybody is that user.
+fn is_a_user(number: u32) -> bool {
+    let ranges = std::fs::read_to_string("/proc/self/uid_map").expect("a kernel with user namespaces");
+    ranges.lines().any(|line| {
+        let range: Vec<u32> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        matches!(range[..], [first, _, count] if (first..first.saturating_add(count)).contains(&number))
+    })
 }
 
 /// A program inside of a namespace, of an ordinary user if one is given.
