@@ -1,9 +1,10 @@
 //! Debian's RDMA programs on uwarp's libibverbs and librdmacm, with the same programs on the Linux kernel's iWARP (siw, in a
 //! guest) at the other end, in both roles.
 
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime};
 
 use uwarp_interop_tests::link::Link;
 use uwarp_interop_tests::siw::{self, GUEST, GUEST6, Guest};
@@ -30,18 +31,22 @@ struct Bed<'a> {
     guest: Option<Guest>,
 }
 
+/// A program on uwarp, with one of the link's configurations: `uwarp.toml`, or `uwarp6.toml` for IPv6.
+fn program(link: &Link, configuration: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env("LD_LIBRARY_PATH", libraries()).env("LD_BIND_NOW", "1");
+    command.env("UWARP_CONFIG", link.path(configuration)).env_remove("UWARP_SWITCH").stdin(Stdio::null());
+    siw::spare(&mut command);
+    command
+}
+
 impl<'a> Bed<'a> {
     fn new(link: &'a Link) -> Bed<'a> {
         Bed { link, guest: None }
     }
 
-    /// A program on uwarp, with one of the link's configurations: `uwarp.toml`, or `uwarp6.toml` for IPv6.
     fn program(&self, configuration: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).env("LD_LIBRARY_PATH", libraries()).env("LD_BIND_NOW", "1");
-        command.env("UWARP_CONFIG", self.link.path(configuration)).env_remove("UWARP_SWITCH").stdin(Stdio::null());
-        siw::spare(&mut command);
-        command
+        program(self.link, configuration, words)
     }
 
     /// A server on uwarp and its client in the guest, which names its address last; both have to succeed. If the client is refused,
@@ -159,4 +164,106 @@ fn rping_on_uwarp_and_on_siw_understand_each_other_over_ipv6() {
         let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
         bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
     });
+}
+
+/// The name of the target's disk.
+const TARGET: &str = "iqn.2026-01.example:disk";
+
+/// Debian's tgtd on uwarp, with one disk over iSER, which is the file `disk` of the link's folder.
+struct Target<'a> {
+    link: &'a Link,
+    daemon: Child,
+}
+
+impl<'a> Target<'a> {
+    fn start(link: &'a Link) -> Target<'a> {
+        let mut daemon = program(link, "uwarp.toml", &["tgtd", "-f", "--control-port", "7"]);
+        daemon.arg("--iscsi").arg(format!("portal={OWN}:3260")).env("TGT_IPC_SOCKET", link.path("tgt"));
+        let log = File::create(link.path("tgtd")).expect("the folder is ours");
+        let daemon =
+            daemon.stdout(log.try_clone().expect("a descriptor")).stderr(log).spawn().expect("tgt is installed");
+        let target = Target { link, daemon };
+        let start = Instant::now();
+        while !target.admin(&["--op", "show", "--mode", "sys"]).status.success() {
+            assert!(start.elapsed() < LIMIT, "tgtd does not answer: {}", target.said());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let disk = link.path("disk");
+        let file = File::options().create(true).append(true).open(&disk).expect("the folder is ours");
+        file.set_len(64 << 20).expect("the file is ours");
+        for words in [
+            &["new", "--mode", "target", "--targetname", TARGET][..],
+            &["new", "--mode", "logicalunit", "--lun", "1", "--backing-store", disk.to_str().expect("a path")],
+            &["bind", "--mode", "target", "--initiator-address", "ALL"],
+            &["bind", "--mode", "target", "--initiator-name", "iqn.2026-01.example:guest"],
+        ] {
+            let output = target.admin(&[&["--lld", "iser", "--tid", "1", "--op"], words].concat());
+            assert!(output.status.success(), "{words:?}: {output:?}: {}", target.said());
+        }
+        target
+    }
+
+    fn admin(&self, words: &[&str]) -> Output {
+        let mut command = Command::new("tgtadm");
+        command.args(["--control-port", "7"]).args(words).env("TGT_IPC_SOCKET", self.link.path("tgt"));
+        command.output().expect("tgt is installed")
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.link.path("tgtd")).unwrap_or_default()
+    }
+
+    /// When something was written to its disk last.
+    fn written(&self) -> SystemTime {
+        let disk = std::fs::metadata(self.link.path("disk")).expect("the disk is there");
+        disk.modified().expect("Linux knows the time")
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn a_killed_target_comes_back(link: &Link) {
+    let target = Target::start(link);
+    let mut guest = link.guest();
+    guest.run(&format!("timeout 60 sh -c 'until ping -c 1 -W 1 {OWN}; do usleep 50000; done'")).success();
+    let output = guest.run(&format!("timeout 100 iscsi-login {OWN}:3260 {TARGET}")).success();
+    let disk = format!("/dev/{}", output.lines().last().expect("its name"));
+    guest.run(&format!("mkfs.ext4 -q {disk} && mkdir /mnt && mount -t ext4 {disk} /mnt")).success();
+    guest.run("head -c 12000000 /dev/urandom >/tmp/file && cp /tmp/file /mnt/before && sync").success();
+
+    // Killed while it has the first octets of what is written.
+    let before = target.written();
+    let writing = guest.start("cp /tmp/file /mnt/amid && sync");
+    let start = Instant::now();
+    while target.written() == before {
+        assert!(start.elapsed() < LIMIT, "nothing is written: {}", target.said());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(target);
+    let target = Target::start(link);
+    // The kernel logs in again and repeats what was not answered.
+    guest.finish(writing).success();
+
+    guest.run("umount /mnt").success();
+    guest.run(&format!("e2fsck -fn {disk}")).success();
+    let sums = format!(
+        "echo 3 >/proc/sys/vm/drop_caches && mount -t ext4 -o ro {disk} /mnt && sha256sum /tmp/file /mnt/before /mnt/amid"
+    );
+    let sums = guest.run(&sums).success();
+    let sums: Vec<&str> = sums.lines().collect();
+    let digest = |line: &&str| line.split_whitespace().next().map(str::to_owned);
+    assert_eq!(sums.len(), 3, "{sums:?}");
+    assert!(sums.iter().all(|line| digest(line) == digest(&sums[0])), "{sums:?}");
+    guest.run(&format!("umount /mnt && timeout 60 iscsiadm -m node -T {TARGET} --logout")).success();
+    drop(target);
+}
+
+#[test]
+fn a_file_system_of_the_kernels_iser_initiator_outlives_a_killed_tgtd_on_uwarp() {
+    despite_iw_cm(|| a_killed_target_comes_back(&Link::vhost(false)));
 }
