@@ -145,6 +145,13 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
                 engine.index, engine.evicted
             );
         }
+        if engine.internal_faults > 0 {
+            let _ = writeln!(
+                text,
+                "engine {} found {} faults of its own: please report them",
+                engine.index, engine.internal_faults
+            );
+        }
         if engine.receive_waits > 0 {
             let _ = writeln!(
                 text,

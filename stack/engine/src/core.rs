@@ -90,7 +90,8 @@ impl<P: Port> Core<P> {
         let transmit_buffers = levels.transmit_total as usize;
         let backlog = config.budgets.transmit_backlog.max(8) as usize;
         let time_wait = config.limits.time_wait as usize;
-        let rdma = Rdma::new(config.limits.queue_pairs, Commits::new(channels.waker, &config.iwarp));
+        let rdma =
+            Rdma::new(config.limits.queue_pairs, Commits::new(channels.waker, &config.iwarp), channels.events.clone());
         Ok(Core {
             now: Instant::ZERO,
             quiet_until: Instant::ZERO,
@@ -144,6 +145,7 @@ impl<P: Port> Core<P> {
                 opening: Opening {
                     listeners: HashMap::new(),
                     half_open: 0,
+                    is_closed: false,
                     isn: IsnGenerator::new(secret),
                     mss6: capabilities.mtu - IPV6_AND_TCP,
                     cookies: SynCookies::new(config.cookie_secret),

@@ -123,7 +123,7 @@ impl<P: Port> Engine<P> {
 
     /// Whether a shutdown has finished: dropping the engine cuts off no connection.
     pub fn is_shut_down(&self) -> bool {
-        self.core.is_shut_down()
+        self.core.control.is_shut_down()
     }
 
     /// Current counters, pool levels, connections and queue pairs.

@@ -144,16 +144,21 @@ impl<P: Port> Core<P> {
             Some(index) => self.serve(turn, index),
             None => self.serve_ready(turn),
         }
-        if self.needs_attention && self.control.shutdown.is_some() {
+        if self.needs_attention
+            && let Some(shutdown) = &mut self.control.shutdown
+            && shutdown.is_over(&mut self.link, &mut self.connections, self.now)
+        {
             self.finish_shutdown();
         }
         if self.connections.starved {
-            self.relieve();
+            let Core { connections, link, counters, config, now, .. } = self;
+            connections.relieve(link, counters, config, *now);
+            self.end_connections();
         }
         if self.rdma.lanes.unsettled() {
             self.rdma.lanes.settle();
         }
-        self.wake_applications();
+        self.streams.wake_applications(&mut self.connections);
         // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The short ways
         // arm timers and make completions, no more.
         self.quiet_until = match self.was_usual && !self.rdma.lanes.has_backlog() {
@@ -238,10 +243,20 @@ impl<P: Port> Core<P> {
             self.end_connections();
         }
         if self.rdma.sweep_at.is_some_and(|at| at <= self.now) {
-            self.sweep();
+            self.rdma.sweep(&mut self.counters, self.now);
         }
-        if self.control.shutdown.is_some() {
-            self.run_shutdown();
+        if let Some(shutdown) = &mut self.control.shutdown {
+            shutdown.run(&mut self.link, &mut self.connections, &mut self.counters, self.now);
+            self.end_connections();
+        }
+    }
+
+    /// Nothing is left to wait for: ends the connections, and reports.
+    #[cold]
+    fn finish_shutdown(&mut self) {
+        self.end_connections();
+        if let Some(shutdown) = &mut self.control.shutdown {
+            shutdown.report();
         }
     }
 
@@ -260,7 +275,8 @@ impl<P: Port> Core<P> {
             // One that was left twice is gone by now.
             let Some(mut connection) = self.connections.table.take(index) else { continue };
             if let Some(reason) = failure {
-                self.startup_failed(&mut connection, reason);
+                let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
+                connection.fail_startup(link, rdma, counters, self.now, reason);
             }
             if connection.gone {
                 release(self.link.handoff.as_ref(), &connection.flow);
@@ -268,7 +284,7 @@ impl<P: Port> Core<P> {
                 continue;
             }
             if connection.has_told_all() {
-                self.stream_over(&mut connection);
+                connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
             }
             if let Some(wait) = connection.time_wait_left() {
                 self.enter_time_wait(index, connection, wait);
@@ -295,8 +311,8 @@ impl<P: Port> Core<P> {
 
     /// Frees what a connection holds.
     fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
-        self.leave_listener(&mut connection);
-        self.stream_over(&mut connection);
+        self.connections.opening.leave_listener(&mut connection);
+        connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
         self.connections.dismantle(index, &mut connection, self.now);
         self.net.forget(index, &connection);
         let gather = self.rdma.gathers.resume(&mut connection);

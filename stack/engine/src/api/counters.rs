@@ -47,6 +47,7 @@ pub(crate) struct Counters {
     pub(crate) connections_closed: u64,
     pub(crate) evicted: u64,
     pub(crate) completion_overflows: u64,
+    pub(crate) internal_faults: u64,
     pub(crate) connections_scanned: u64,
     pub(crate) visits_without_room: u64,
     pub(crate) neighbour_lookups: u64,
@@ -59,5 +60,12 @@ impl Counters {
     #[inline]
     pub(crate) fn count_drop(&mut self, reason: DropReason) {
         self.drops[reason as usize] += 1;
+    }
+
+    /// Counts what cannot happen, and leaves undone what it prevents. Tests notice it at once.
+    #[cold]
+    pub(crate) fn cannot_be(&mut self, what: &str) {
+        debug_assert!(false, "{what}");
+        self.internal_faults += 1;
     }
 }

@@ -5,11 +5,15 @@ use std::net::IpAddr;
 use uwarp_wire::address::IpAddress;
 
 use crate::api::command::{Command, ControlError, ListenerId};
+use crate::api::config::{EngineConfig, Limits};
+use crate::api::snapshot::queue_pair_tcp_info as tcp_info;
+use crate::connection::Connections;
 use crate::connection::flow::KeyedHash;
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::shares::Silent;
 use crate::core::Core;
-use crate::link::port::Port;
+use crate::link::port::{Buffer, Port};
+use crate::net::Net;
 use crate::rdma::queue_pair::QueuePair;
 
 /// Most commands executed in one turn.
@@ -23,6 +27,7 @@ impl<P: Port> Core<P> {
         for _ in 0..COMMANDS_PER_TURN {
             let Ok(command) = self.control.commands.try_recv() else { return };
             self.run_command(command);
+            self.end_connections();
         }
         // There may be more, for the next turn.
         self.control.doorbells.ring_mailbox();
@@ -30,13 +35,15 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn run_command(&mut self, command: Command) {
+        let Core { connections, link, net, rdma, counters, config, now, .. } = self;
+        let now = *now;
         match command {
-            Command::AddCompletionQueue { queue, lane, notifier } => self.rdma.lanes.add(queue, lane, notifier),
-            Command::ReplaceLane { queue, lane } => self.rdma.lanes.replace(queue, lane),
-            Command::RemoveCompletionQueue { queue } => self.rdma.lanes.remove(queue),
+            Command::AddCompletionQueue { queue, lane, notifier } => rdma.lanes.add(queue, lane, notifier),
+            Command::ReplaceLane { queue, lane } => rdma.lanes.replace(queue, lane),
+            Command::RemoveCompletionQueue { queue } => rdma.lanes.remove(queue),
             Command::CreateQueuePair(setup) => {
                 let number = setup.number as usize;
-                if let Some(place) = self.rdma.queue_pairs.get_mut(number)
+                if let Some(place) = rdma.queue_pairs.get_mut(number)
                     && place.is_none()
                 {
                     let queue_pair = QueuePair::new(*setup);
@@ -45,51 +52,58 @@ impl<P: Port> Core<P> {
                 }
             }
             Command::DestroyQueuePair { queue_pair, done } => {
-                self.destroy_queue_pair(queue_pair);
+                connections.destroy_queue_pair(link, rdma, counters, now, queue_pair);
                 // Its number may be another's next.
-                self.rdma.lanes.forget(queue_pair);
+                rdma.lanes.forget(queue_pair);
                 if let Some(done) = done {
                     let _ = done.send(());
                 }
             }
             Command::AbandonQueuePair { queue_pair, reply } => {
-                let abandoned = self.abandon_queue_pair(queue_pair);
+                let abandoned = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
                 self.control.farewells.push((reply, abandoned));
             }
             Command::Connect(parameters) => self.connect(*parameters),
-            Command::Accept(parameters) => self.accept(*parameters),
-            Command::Reject { request, private_data } => self.reject(request, &private_data),
-            Command::Disconnect { queue_pair } => self.disconnect(queue_pair),
-            Command::Abort { queue_pair } => self.abort_queue_pair(queue_pair),
+            Command::Accept(parameters) => connections.accept(rdma, &config.iwarp, now, *parameters),
+            Command::Reject { request, private_data } => {
+                connections.reject(link, counters, now, request, &private_data)
+            }
+            Command::Disconnect { queue_pair } => {
+                connections.disconnect(link, rdma, counters, config, now, queue_pair);
+            }
+            Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, counters, now, queue_pair),
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {
-                let _ = reply.send(self.listen(listener, address, port, backlog, Requests::Rdma { requests, watch }));
+                let requests = Requests::Rdma { requests, watch };
+                let _ = reply.send(connections.listen(net, config, listener, (address, port), backlog, requests));
             }
             Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
                 let requests = Requests::Streams { incoming, options, waiting };
-                let _ = reply.send(self.listen(listener, None, port, backlog, requests));
+                let _ = reply.send(connections.listen(net, config, listener, (None, port), backlog, requests));
             }
-            Command::ConnectStream(parameters) => self.connect_stream(*parameters),
+            Command::ConnectStream(parameters) => {
+                connections.connect_stream(link, net, counters, config, now, *parameters)
+            }
             Command::ConvertStream(parameters) => self.convert_stream(*parameters),
-            Command::SetNagle { stream, nagle } => self.set_stream_nagle(&stream, nagle),
+            Command::SetNagle { stream, nagle } => connections.set_stream_nagle(&stream, nagle),
             Command::SendUrgent { handle, octets, reply } => {
-                self.send_stream_urgent(handle, octets);
+                connections.send_stream_urgent(handle, octets);
                 let _ = reply.send(());
             }
             Command::StreamInfo { handle, reply } => {
-                let _ = reply.send(self.stream_info(handle));
+                let _ = reply.send(connections.stream_info(handle));
             }
-            Command::StopListening { listener } => self.stop_listening(listener),
+            Command::StopListening { listener } => connections.stop_listening(link, counters, now, listener),
             Command::Stats { reply } => {
                 let _ = reply.send(Box::new(self.snapshot()));
             }
             Command::TcpInfo { queue_pair, reply } => {
-                let _ = reply.send(self.tcp_info(queue_pair));
+                let _ = reply.send(tcp_info(connections, rdma, queue_pair));
             }
-            Command::SetFaults { faults } => self.link.port.set_faults(faults),
+            Command::SetFaults { faults } => link.port.set_faults(faults),
             Command::StartCapture { path, reply } => {
-                let _ = reply.send(self.link.port.start_capture(&path));
+                let _ = reply.send(link.port.start_capture(&path));
             }
-            Command::StopCapture => self.link.port.stop_capture(),
+            Command::StopCapture => link.port.stop_capture(),
             Command::Fail { cause } => self.fail(&cause),
             Command::Shutdown { linger, done } => {
                 if self.control.shutdown.is_none() {
@@ -98,41 +112,44 @@ impl<P: Port> Core<P> {
             }
         }
     }
+}
 
+impl<B: Buffer> Connections<B> {
     fn listen(
         &mut self,
+        net: &Net,
+        config: &EngineConfig,
         id: ListenerId,
-        address: Option<IpAddr>,
-        port: u16,
+        (address, port): (Option<IpAddr>, u16),
         backlog: u32,
         requests: Requests,
     ) -> Result<(), ControlError> {
-        self.check_listen(port)?;
+        self.check_listen(&config.limits, port)?;
         if let Some(own) = address
-            && !self.net.addresses.may_be_own(own.into())
+            && !net.addresses.may_be_own(own.into())
         {
             return Err(ControlError::NotOwn(own));
         }
         let address = address.map(IpAddress::from);
-        let silent = Silent::new(KeyedHash::new(self.config.secret));
-        self.connections.opening.listeners.insert(
+        let silent = Silent::new(KeyedHash::new(config.secret));
+        self.opening.listeners.insert(
             port,
             Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests },
         );
         Ok(())
     }
 
-    fn check_listen(&self, port: u16) -> Result<(), ControlError> {
+    fn check_listen(&self, limits: &Limits, port: u16) -> Result<(), ControlError> {
         if port == 0 {
             return Err(ControlError::BadPort);
         }
-        if self.control.shutdown.is_some() {
+        if self.opening.is_closed {
             return Err(ControlError::ShuttingDown);
         }
-        if self.connections.opening.listeners.contains_key(&port) {
+        if self.opening.listeners.contains_key(&port) {
             return Err(ControlError::PortInUse(port));
         }
-        if self.connections.opening.listeners.len() >= self.config.limits.listeners as usize {
+        if self.opening.listeners.len() >= limits.listeners as usize {
             return Err(ControlError::Limit("listeners"));
         }
         Ok(())

@@ -47,6 +47,12 @@ pub(crate) struct Shutdown {
 }
 
 impl Control {
+    /// See [`crate::Engine::is_shut_down`].
+    pub(crate) fn is_shut_down(&self) -> bool {
+        // Frames that were queued since, as answers to others, are not waited for: the device may never take them.
+        self.shutdown.as_ref().is_some_and(|shutdown| shutdown.done.is_none())
+    }
+
     /// See [`crate::Engine::ring_here`].
     #[inline]
     pub(crate) fn ring_here(&mut self, number: u32) -> bool {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::api::stats::{ConnectionStats, DropReason, EngineStats, QueuePairStats, TcpInfo, Work};
-use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::connection::startup::endpoints;
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
-use crate::link::port::Port;
+use crate::link::port::{Buffer, Port};
+use crate::rdma::Rdma;
 use crate::rdma::queue_pair::Stage;
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -48,12 +49,17 @@ pub(crate) fn tcp_info(connection: &Connection) -> TcpInfo {
     }
 }
 
-impl<P: Port> Core<P> {
-    pub(crate) fn tcp_info(&self, queue_pair: u32) -> Option<TcpInfo> {
-        let index = self.rdma.queue_pairs.get(queue_pair as usize)?.as_ref()?.connection?;
-        self.connections.table.get(index).map(tcp_info)
-    }
+/// TCP's figures for a queue pair's connection.
+pub(crate) fn queue_pair_tcp_info<B: Buffer>(
+    connections: &Connections<B>,
+    rdma: &Rdma,
+    queue_pair: u32,
+) -> Option<TcpInfo> {
+    let index = rdma.queue_pairs.get(queue_pair as usize)?.as_ref()?.connection?;
+    connections.table.get(index).map(tcp_info)
+}
 
+impl<P: Port> Core<P> {
     /// Collects the counters of work.
     pub(crate) fn work_done(&self) -> Work {
         let counters = &self.counters;
@@ -165,6 +171,7 @@ impl<P: Port> Core<P> {
             connections_closed: counters.connections_closed,
             evicted: counters.evicted,
             completion_overflows: counters.completion_overflows,
+            internal_faults: counters.internal_faults,
             work,
             drops,
             faults: self.link.port.fault_counts(),

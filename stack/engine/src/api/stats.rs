@@ -344,6 +344,8 @@ pub struct EngineStats {
     pub evicted: u64,
     /// Completions that did not fit into their queue.
     pub completion_overflows: u64,
+    /// What cannot happen and did: each is a fault of uwarp.
+    pub internal_faults: u64,
     /// Work that peers caused.
     pub work: Work,
     /// Drops by reason; reasons that never occurred are left out.

@@ -5,14 +5,19 @@
 //! that back, and the stream continues behind the Reply.
 
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
+use uwarp_tcp::Instant;
 
 use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
+use crate::api::counters::Counters;
+use crate::bytestream::Streams;
 use crate::bytestream::streaming::Lent;
-use crate::connection::Connection;
 use crate::connection::phase::{Origin, Phase, Responding, StreamLimit};
 use crate::connection::slab::Handle;
+use crate::connection::startup::initiating;
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
-use crate::link::port::Port;
+use crate::link::Link;
+use crate::link::port::{Buffer, Port};
 
 impl<P: Port> Core<P> {
     /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up.
@@ -28,7 +33,7 @@ impl<P: Port> Core<P> {
         };
         let Some((index, mut connection)) = begun else {
             let _ = returned.send(ends);
-            return number.map_or((), |number| self.connect_failed(number, ConnectFailure::Closed));
+            return number.map_or((), |number| self.rdma.connect_failed(number, ConnectFailure::Closed));
         };
         match self.begin_conversion(index, &mut connection, role) {
             Ok(()) => {
@@ -43,7 +48,7 @@ impl<P: Port> Core<P> {
             Err(reason) => {
                 let _ = returned.send(ends);
                 if let Some(number) = number {
-                    self.connect_failed(number, reason);
+                    self.rdma.connect_failed(number, reason);
                 }
             }
         }
@@ -60,7 +65,7 @@ impl<P: Port> Core<P> {
         role: ConversionRole,
     ) -> Result<(), ConnectFailure> {
         let plain = matches!(connection.phase, Phase::Stream(_));
-        if self.control.shutdown.is_some() {
+        if self.connections.opening.is_closed {
             return Err(ConnectFailure::ShuttingDown);
         }
         if !plain || !connection.stream.as_ref().is_some_and(|stream| stream.is_whole()) {
@@ -68,12 +73,12 @@ impl<P: Port> Core<P> {
         }
         match role {
             ConversionRole::Initiator { queue_pair, options } => {
-                self.check_idle(queue_pair)?;
-                let initiating = self.initiating(&options)?;
+                self.rdma.check_idle(queue_pair)?;
+                let initiating = initiating(&self.config.iwarp, self.now, &options)?;
                 connection.startup_frame = Some(initiating.machine.request().to_vec());
                 connection.phase.enter(Phase::Initiating(Box::new(initiating)));
                 connection.queue_pair = Some(queue_pair);
-                self.bind(queue_pair, index);
+                self.rdma.bind(queue_pair, index);
             }
             ConversionRole::Responder { requests, timeout } => {
                 let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
@@ -103,26 +108,26 @@ impl<P: Port> Core<P> {
             }
         }
     }
+}
 
-    /// Makes the stream plain again after a rejection, behind the Reply. False: it was never plain.
-    pub(crate) fn resume_stream(&mut self, connection: &mut Connection) -> bool {
-        if !connection.stream.as_ref().is_some_and(|stream| stream.is_lent()) {
-            return false;
-        }
-        connection.phase.enter(Phase::Stream(StreamLimit::None));
-        connection.quiet = false;
-        true
-    }
-
+impl<B: Buffer> Connections<B> {
     /// Returns the application's half once TCP has everything that was written before it was lent. True: more could be
     /// sent in this turn. The stream continues once `is_lent` is false.
-    pub(crate) fn give_back(&mut self, index: u32, connection: &mut Connection) -> bool {
-        match self.push_text(index, connection) {
+    pub(crate) fn give_back<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        streams: &mut Streams,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+    ) -> bool {
+        match self.push_text(link, streams, counters, now, index, connection) {
             TextPushed::All => {}
             TextPushed::TimeWaits => return false,
             TextPushed::More => return true,
         }
-        if connection.startup_frame.is_some() && !self.push_startup_frame(connection) {
+        if connection.startup_frame.is_some() && !self.push_startup_frame(link, connection) {
             return true;
         }
         if let Some(lent) = connection.stream.as_mut().and_then(|stream| stream.take_lent()) {
@@ -132,25 +137,45 @@ impl<P: Port> Core<P> {
     }
 
     /// Hands TCP what was written before MPA took over.
-    pub(crate) fn push_text(&mut self, index: u32, connection: &mut Connection) -> TextPushed {
+    pub(crate) fn push_text<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        streams: &mut Streams,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+    ) -> TextPushed {
         if connection.stream.as_mut().is_none_or(|stream| !stream.has_text()) {
             return TextPushed::All;
         }
-        let more = self.pull_stream(index, connection);
+        let more = self.pull_stream(link, streams, counters, now, index, connection);
         match connection.stream.as_mut().is_some_and(|stream| stream.has_text()) {
             false => TextPushed::All,
             true if more => TextPushed::More,
             true => TextPushed::TimeWaits,
         }
     }
+}
+
+impl Connection {
+    /// Makes the stream plain again after a rejection, behind the Reply. False: it was never plain.
+    pub(crate) fn resume_stream(&mut self) -> bool {
+        if !self.stream.as_ref().is_some_and(|stream| stream.is_lent()) {
+            return false;
+        }
+        self.phase.enter(Phase::Stream(StreamLimit::None));
+        self.quiet = false;
+        true
+    }
 
     /// MPA has started for good: the plain stream is over.
-    pub(crate) fn leave_stream(&mut self, connection: &mut Connection) {
-        if connection.stream.take().is_some() {
-            connection.set_receive_space(u32::MAX);
-            connection.tcp.set_fin_wait_2(self.connections.tcp_config.fin_wait_2);
+    pub(crate) fn leave_stream(&mut self, settings: &uwarp_tcp::Config) {
+        if self.stream.take().is_some() {
+            self.set_receive_space(u32::MAX);
+            self.tcp.set_fin_wait_2(settings.fin_wait_2);
             // The application chose Nagle for its own octets. Records of an RDMA stream never wait for each other.
-            connection.tcp.set_nagle(false);
+            self.tcp.set_nagle(false);
         }
     }
 }

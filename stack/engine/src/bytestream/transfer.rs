@@ -7,57 +7,29 @@ use std::sync::Arc;
 
 use uwarp_memory::kernels;
 use uwarp_ring::ByteConsumer;
-use uwarp_tcp::State;
+use uwarp_tcp::{Instant, State};
 
 use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
+use crate::api::config::EngineConfig;
+use crate::api::counters::Counters;
 use crate::api::stats::{DropReason, TcpInfo};
+use crate::bytestream::Streams;
 use crate::bytestream::ends::{IncomingStream, Interest, StreamFailure, StreamShared, stream};
 use crate::bytestream::streaming::Streaming;
-use crate::connection::Connection;
-use crate::connection::Record;
 use crate::connection::ending::CLOSING_LIMIT;
 use crate::connection::listener::Requests;
 use crate::connection::phase::{Phase, StreamLimit};
 use crate::connection::slab::Handle;
 use crate::connection::startup::endpoints;
+use crate::connection::{Connection, Connections, Record};
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::net::Net;
 
-impl<P: Port> Core<P> {
-    /// Opens a plain stream actively.
-    pub(crate) fn connect_stream(&mut self, parameters: ConnectStreamParameters) {
-        let ConnectStreamParameters { remote, local_port, options, timeout, setup } = parameters;
-        let streaming = Streaming::new(setup);
-        let flow = match self.check_connect(remote).and_then(|address| {
-            if streaming.shared.is_aborted() {
-                return Err(ConnectFailure::Closed);
-            }
-            self.choose_flow(address, remote.port(), None, local_port)
-        }) {
-            Ok(flow) => flow,
-            Err(reason) => return streaming.fail(reason.into()),
-        };
-        let mut config = self.connections.tcp_config_for(flow.remote);
-        options.configure(&mut config);
-        let isn = self.connections.opening.isn.generate(&flow, self.now);
-        let tcp = uwarp_tcp::Connection::connect(&config, isn, self.now);
-        let index = self.add_connection(flow, tcp, Phase::Stream(StreamLimit::Opening(self.now + timeout)));
-        self.attach(index, streaming);
-        self.connections.schedule_index(index);
-    }
-
-    /// Attaches an application's stream to a connection.
-    fn attach(&mut self, index: u32, streaming: Streaming) {
-        let bell = self.config.limits.queue_pairs + index;
-        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
-        if let Some(connection) = self.connections.table.get_mut(index) {
-            streaming.shared.attach(bell, handle.to_bits(), endpoints(&connection.flow));
-            connection.stream = Some(streaming);
-        }
-    }
-
+impl Streams {
     /// The handshake of a stream that we opened is done.
-    pub(crate) fn on_stream_open(&mut self, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_open(&mut self, index: u32, connection: &mut Connection) {
         connection.phase.forget_deadline();
         let Some(stream) = &mut connection.stream else { return };
         stream.opened = true;
@@ -65,43 +37,21 @@ impl<P: Port> Core<P> {
         self.wake_later(index, connection, Interest::BOTH);
     }
 
-    /// The handshake of a stream that a peer opened is done: the listener gets the stream.
-    pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
-        self.leave_listener(connection);
-        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
-        let bell = self.config.limits.queue_pairs + index;
-        let listener =
-            self.connections.opening.listeners.get(&connection.flow.local_port).filter(|found| found.id == listener);
-        let Some(Requests::Streams { incoming, options, waiting }) = listener.map(|listener| &listener.requests) else {
-            return self.abort(connection);
-        };
-        let (ends, setup) = stream(options, Arc::clone(&self.control.doorbells));
-        let mut streaming = Streaming::new(setup);
-        let endpoints = endpoints(&connection.flow);
-        streaming.shared.attach(bell, handle.to_bits(), endpoints);
-        streaming.shared.open();
-        streaming.opened = true;
-        connection.phase.enter(Phase::Stream(StreamLimit::None));
-        connection.stream = Some(streaming);
-        connection.quiet = false;
-        incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
-    }
-
     /// Records what the application is woken for at the end of the turn.
     #[inline]
     fn wake_later(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
         let Some(stream) = &mut connection.stream else { return };
         if stream.wakeup == Interest::NONE {
-            self.streams.wakeups.push(index);
+            self.wakeups.push(index);
         }
         stream.wakeup = stream.wakeup.and(interest);
     }
 
     /// Wakes applications, once a turn.
     #[inline]
-    pub(crate) fn wake_applications(&mut self) {
-        while let Some(index) = self.streams.wakeups.pop() {
-            let stream = self.connections.table.get_mut(index).and_then(|connection| connection.stream.as_mut());
+    pub(crate) fn wake_applications<B: Buffer>(&mut self, connections: &mut Connections<B>) {
+        while let Some(index) = self.wakeups.pop() {
+            let stream = connections.table.get_mut(index).and_then(|connection| connection.stream.as_mut());
             if let Some(stream) = stream {
                 let wakeup = std::mem::replace(&mut stream.wakeup, Interest::NONE);
                 stream.shared.fire(wakeup);
@@ -111,13 +61,25 @@ impl<P: Port> Core<P> {
 
     /// Takes received octets, in order.
     #[inline]
-    pub(crate) fn on_plain_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
+    pub(crate) fn on_octets<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+        octets: &[u8],
+    ) {
         let Some(stream) = &mut connection.stream else { return };
         if stream.receive.is_closed() {
             stream.unread = true;
             connection.quiet = false;
-            self.count_drop(DropReason::StreamEnded);
-            return self.on_unread(connection);
+            counters.count_drop(DropReason::StreamEnded);
+            if connection.finished {
+                // Our side has finished: the peer must learn that its data are discarded.
+                connection.abort_stream(link, counters, now);
+            }
+            return;
         }
         let taken = stream.receive.write(octets);
         let space = stream.space();
@@ -126,8 +88,7 @@ impl<P: Port> Core<P> {
         if taken < octets.len() {
             // TCP accepts nothing beyond the window, and the window is the ring's free space.
             debug_assert!(false, "octets beyond the window");
-            connection.ends_by(DisconnectReason::Aborted);
-            self.abort(connection);
+            connection.abort_stream(link, counters, now);
         }
     }
 
@@ -145,30 +106,96 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Octets arrived that nobody will read.
-    #[cold]
-    fn on_unread(&mut self, connection: &mut Connection) {
-        if connection.finished {
-            // Our side has finished: the peer must learn that its data are discarded.
-            connection.ends_by(DisconnectReason::Aborted);
-            self.abort(connection);
-        }
-    }
-
     /// The peer has closed its side.
-    pub(crate) fn on_stream_fin(&mut self, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_fin(&mut self, index: u32, connection: &mut Connection) {
         let Some(stream) = &mut connection.stream else { return };
         stream.peer_closed = true;
         stream.receive.close();
         self.wake_later(index, connection, Interest::READABLE);
         connection.quiet = false;
     }
+}
+
+impl<P: Port> Core<P> {
+    /// The handshake of a stream that a peer opened is done: the listener gets the stream.
+    pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
+        self.connections.opening.leave_listener(connection);
+        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
+        let bell = self.config.limits.queue_pairs + index;
+        let listener =
+            self.connections.opening.listeners.get(&connection.flow.local_port).filter(|found| found.id == listener);
+        let Some(Requests::Streams { incoming, options, waiting }) = listener.map(|listener| &listener.requests) else {
+            return connection.abort(&mut self.link, &mut self.counters, self.now);
+        };
+        let (ends, setup) = stream(options, Arc::clone(&self.control.doorbells));
+        let mut streaming = Streaming::new(setup);
+        let endpoints = endpoints(&connection.flow);
+        streaming.shared.attach(bell, handle.to_bits(), endpoints);
+        streaming.shared.open();
+        streaming.opened = true;
+        connection.phase.enter(Phase::Stream(StreamLimit::None));
+        connection.stream = Some(streaming);
+        connection.quiet = false;
+        incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
+    }
+}
+
+impl<B: Buffer> Connections<B> {
+    /// Opens a plain stream actively.
+    pub(crate) fn connect_stream<P: Port<Buffer = B>>(
+        &mut self,
+        link: &Link<P>,
+        net: &mut Net,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+        parameters: ConnectStreamParameters,
+    ) {
+        let ConnectStreamParameters { remote, local_port, options, timeout, setup } = parameters;
+        let streaming = Streaming::new(setup);
+        let flow = match self.check_connect(net, &config.limits, remote).and_then(|address| {
+            if streaming.shared.is_aborted() {
+                return Err(ConnectFailure::Closed);
+            }
+            self.choose_flow(link, net, config, (address, remote.port()), None, local_port)
+        }) {
+            Ok(flow) => flow,
+            Err(reason) => return streaming.fail(reason.into()),
+        };
+        let mut settings = self.tcp_config_for(flow.remote);
+        options.configure(&mut settings);
+        let isn = self.opening.isn.generate(&flow, now);
+        let tcp = uwarp_tcp::Connection::connect(&settings, isn, now);
+        let phase = Phase::Stream(StreamLimit::Opening(now + timeout));
+        let index = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
+        self.attach(config.limits.queue_pairs + index, index, streaming);
+        self.schedule_index(index);
+    }
+
+    /// Attaches an application's stream, with the doorbell `bell`, to a connection.
+    fn attach(&mut self, bell: u32, index: u32, streaming: Streaming) {
+        let Some(handle) = self.table.reserved_handle(index) else { return };
+        if let Some(connection) = self.table.get_mut(index) {
+            streaming.shared.attach(bell, handle.to_bits(), endpoints(&connection.flow));
+            connection.stream = Some(streaming);
+        }
+    }
 
     /// Follows up on the application: what it has read opens the window, and what it has written goes to TCP. True:
     /// there is more to send.
     #[inline]
-    pub(crate) fn feed_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
-        if connection.stream.as_ref().is_some_and(Streaming::is_lent) && self.give_back(index, connection) {
+    pub(crate) fn feed_stream<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        streams: &mut Streams,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+    ) -> bool {
+        if connection.stream.as_ref().is_some_and(Streaming::is_lent)
+            && self.give_back(link, streams, counters, now, index, connection)
+        {
             return true;
         }
         let Some(stream) = &mut connection.stream else { return false };
@@ -176,7 +203,7 @@ impl<P: Port> Core<P> {
             return false;
         }
         if stream.shared.is_aborted() {
-            self.abort_stream(connection);
+            connection.abort_stream(link, counters, now);
             return false;
         }
         if !stream.opened {
@@ -184,41 +211,37 @@ impl<P: Port> Core<P> {
         }
         if stream.receive.is_closed() && matches!(connection.phase, Phase::Stream(StreamLimit::None)) {
             // The application has dropped the stream: a peer that does not take the rest must not hold it for ever.
-            connection.phase = Phase::Stream(StreamLimit::Abandoned(self.now + CLOSING_LIMIT));
+            connection.phase = Phase::Stream(StreamLimit::Abandoned(now + CLOSING_LIMIT));
             stream.taken = connection.tcp.octets_acknowledged();
         }
         stream.receive.free();
         let space = stream.space();
         connection.set_receive_space(space);
-        let more = self.pull_stream(index, connection);
+        let more = self.pull_stream(link, streams, counters, now, index, connection);
         if let Some(stream) = &connection.stream {
             connection.quiet = !more && stream.is_quiet();
         }
         more
     }
 
-    /// The deadline of a connection has passed. True if this is a stream that its application has dropped, and the peer
-    /// has since taken its octets at [`Limits::least_rate`](crate::config::Limits::least_rate). Then the time limit
-    /// starts again, so a slow peer gets all of them.
-    pub(crate) fn is_being_taken(&self, connection: &mut Connection) -> bool {
-        let acknowledged = connection.tcp.octets_acknowledged();
-        let Some(stream) = &mut connection.stream else { return false };
-        let taken = acknowledged - std::mem::replace(&mut stream.taken, acknowledged);
-        stream.opened
-            && stream.receive.is_closed()
-            && taken >= CLOSING_LIMIT.as_secs() * u64::from(self.config.limits.least_rate)
-    }
-
     /// Hands TCP what the application wrote. True: there is more that could be sent.
     #[inline]
-    pub(crate) fn pull_stream(&mut self, index: u32, connection: &mut Connection) -> bool {
-        let mut budget = self.link.transmit.frames_each;
+    pub(crate) fn pull_stream<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        streams: &mut Streams,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+    ) -> bool {
+        let mut budget = link.transmit.frames_each;
         let mut pulled = false;
         let more = loop {
             let Some(stream) = &mut connection.stream else { break false };
             if stream.closed {
-                if !self.tells_of_loss(connection) {
-                    self.leave_if_abandoned(connection);
+                if !connection.tells_of_loss(link, counters, now) {
+                    connection.leave_if_abandoned(now);
                 }
                 break false;
             }
@@ -227,17 +250,17 @@ impl<P: Port> Core<P> {
             let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
             let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
             if waiting == 0 {
-                if ends && !self.tells_of_loss(connection) {
-                    self.finish_stream(connection);
+                if ends && !connection.tells_of_loss(link, counters, now) {
+                    connection.finish_stream(now);
                 }
                 break false;
             }
             if let Some((token, length)) = connection.tcp.unsent_tail()
                 && (length as usize) < most
-                && let Some(record) = self.connections.records.get_mut(token)
+                && let Some(record) = self.records.get_mut(token)
             {
                 // The last record is still unsent: what was written meanwhile leaves in the same segment.
-                let added = grow(record, self.link.payload_start, most, &mut stream.send, self.link.offload_tcp);
+                let added = grow(record, link.payload_start, most, &mut stream.send, link.offload_tcp);
                 connection.tcp.extend_tail(added);
                 pulled |= added > 0;
                 if added > 0 {
@@ -247,28 +270,28 @@ impl<P: Port> Core<P> {
             if connection.tcp.send_space() == 0 {
                 break false;
             }
-            if budget == 0 || !self.link.has_room() {
-                self.link.transmit.greedy += 1;
+            if budget == 0 || !link.has_room() {
+                link.transmit.greedy += 1;
                 break true;
             }
             let held = connection.tcp.records();
-            if !self.link.has_share(held) {
+            if !link.has_share(held) {
                 // Acknowledgments will return what it holds; a connection that holds nothing gets none.
-                break held == 0 && self.connections.is_starved();
+                break held == 0 && self.is_starved();
             }
-            let Some(mut buffer) = self.link.alloc() else {
-                self.connections.starved = true;
+            let Some(mut buffer) = link.alloc() else {
+                self.starved = true;
                 break true;
             };
-            let start = self.link.payload_start;
+            let start = link.payload_start;
             let count = waiting.min(most);
             let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + count)) else {
                 break false;
             };
             let count = stream.send.read(room);
             buffer.set_range(start, count);
-            let sum = if self.link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
-            let token = self.connections.records.insert(Record { buffer, length: count as u32, sum });
+            let sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
+            let token = self.records.insert(Record { buffer, length: count as u32, sum });
             connection.tcp.push(token, count as u32);
             pulled = true;
             budget -= 1;
@@ -278,81 +301,15 @@ impl<P: Port> Core<P> {
             // Wake the writer only when it can write a good amount, not for each segment.
             && stream.send.known() * 4 <= stream.send.capacity() * 3
         {
-            self.wake_later(index, connection, Interest::WRITABLE);
+            streams.wake_later(index, connection, Interest::WRITABLE);
         }
         more
     }
 
-    /// RFC 9293 §3.6.1 (SHLD-3): if the application left octets unread, a reset reports the loss once the peer has all
-    /// that was written. True: it was sent, or will be.
-    #[cold]
-    fn tells_of_loss(&mut self, connection: &mut Connection) -> bool {
-        let open =
-            matches!(connection.tcp.state(), State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait);
-        let Some(stream) = &mut connection.stream else { return false };
-        if !open || !stream.has_lost() {
-            return false;
-        }
-        // From now on each acknowledgment is checked.
-        stream.finishing = true;
-        if connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed() {
-            self.abort_stream(connection);
-        }
-        true
-    }
-
-    #[cold]
-    fn finish_stream(&mut self, connection: &mut Connection) {
-        if let Some(stream) = &mut connection.stream {
-            stream.closed = true;
-        }
-        self.close_tcp(connection);
-        self.leave_if_abandoned(connection);
-    }
-
-    /// The application has dropped the stream, and TCP has all that was written: only TCP is left.
-    fn leave_if_abandoned(&mut self, connection: &mut Connection) {
-        if connection.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
-            connection.stream = None;
-            self.finish_tcp(connection);
-        }
-    }
-
-    #[cold]
-    fn abort_stream(&mut self, connection: &mut Connection) {
-        connection.ends_by(DisconnectReason::Aborted);
-        self.abort(connection);
-    }
-
-    /// The context is closing: nothing written from now on is sent.
-    pub(crate) fn disconnect_stream(&mut self, connection: &mut Connection) {
-        let Some(stream) = &mut connection.stream else { return };
-        if stream.opened {
-            stream.finishing = true;
-            connection.quiet = false;
-        } else {
-            self.startup_failed(connection, ConnectFailure::ShuttingDown);
-        }
-    }
-
-    /// The connection of a stream is over: reports why.
-    pub(crate) fn plain_stream_over(connection: &mut Connection) {
-        let Some(stream) = connection.stream.take() else { return };
-        match connection.end {
-            Some(DisconnectReason::Reset) if !stream.opened => stream.fail(StreamFailure::Refused),
-            Some(DisconnectReason::Reset) => stream.fail(StreamFailure::Reset),
-            Some(DisconnectReason::TimedOut) => stream.fail(StreamFailure::TimedOut),
-            Some(DisconnectReason::Aborted) => stream.fail(StreamFailure::Aborted),
-            Some(DisconnectReason::LocalError(_)) => stream.fail(StreamFailure::Fatal),
-            _ if stream.peer_closed => {}
-            _ => stream.fail(StreamFailure::ShuttingDown),
-        }
-    }
-
     /// The connection behind a stream's handle.
     fn stream_connection(&mut self, handle: u64) -> Option<&mut Connection> {
-        let index = self.connections.table.resolve(Handle::from_bits(handle))?;
-        self.connections.table.get_mut(index)
+        let index = self.table.resolve(Handle::from_bits(handle))?;
+        self.table.get_mut(index)
     }
 
     pub(crate) fn stream_info(&mut self, handle: u64) -> Option<TcpInfo> {
@@ -361,23 +318,23 @@ impl<P: Port> Core<P> {
 
     /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.
     pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
-        let Some(index) = self.connections.table.resolve(Handle::from_bits(handle)) else { return };
-        if let Some(connection) = self.connections.table.get_mut(index)
+        let Some(index) = self.table.resolve(Handle::from_bits(handle)) else { return };
+        if let Some(connection) = self.table.get_mut(index)
             && let Some(stream) = &mut connection.stream
         {
             let written = stream.send.available() as u64;
             connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
         }
-        self.connections.schedule_index(index);
+        self.schedule_index(index);
     }
 
     pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
         let Some(handle) = stream.handle() else { return };
-        let Some(index) = self.connections.table.resolve(Handle::from_bits(handle)) else { return };
-        if let Some(connection) = self.connections.table.get_mut(index) {
+        let Some(index) = self.table.resolve(Handle::from_bits(handle)) else { return };
+        if let Some(connection) = self.table.get_mut(index) {
             connection.tcp.set_nagle(nagle);
         }
-        self.connections.schedule_index(index);
+        self.schedule_index(index);
     }
 }
 
@@ -408,6 +365,84 @@ impl Connection {
     #[inline]
     pub(crate) fn set_receive_space(&mut self, space: u32) {
         self.tcp.set_receive_space(space);
+    }
+
+    #[cold]
+    fn abort_stream<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+        self.ends_by(DisconnectReason::Aborted);
+        self.abort(link, counters, now);
+    }
+
+    /// The deadline of a connection has passed. True if this is a stream that its application has dropped, and the peer
+    /// has since taken its octets at [`Limits::least_rate`](crate::config::Limits::least_rate). Then the time limit
+    /// starts again, so a slow peer gets all of them.
+    pub(crate) fn is_being_taken(&mut self, least_rate: u32) -> bool {
+        let acknowledged = self.tcp.octets_acknowledged();
+        let Some(stream) = &mut self.stream else { return false };
+        let taken = acknowledged - std::mem::replace(&mut stream.taken, acknowledged);
+        stream.opened && stream.receive.is_closed() && taken >= CLOSING_LIMIT.as_secs() * u64::from(least_rate)
+    }
+
+    /// RFC 9293 §3.6.1 (SHLD-3): if the application left octets unread, a reset reports the loss once the peer has all
+    /// that was written. True: it was sent, or will be.
+    #[cold]
+    fn tells_of_loss<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) -> bool {
+        let open =
+            matches!(self.tcp.state(), State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait);
+        let Some(stream) = &mut self.stream else { return false };
+        if !open || !stream.has_lost() {
+            return false;
+        }
+        // From now on each acknowledgment is checked.
+        stream.finishing = true;
+        if self.tcp.octets_acknowledged() == self.tcp.octets_pushed() {
+            self.abort_stream(link, counters, now);
+        }
+        true
+    }
+
+    #[cold]
+    fn finish_stream(&mut self, now: Instant) {
+        if let Some(stream) = &mut self.stream {
+            stream.closed = true;
+        }
+        self.close_tcp(now);
+        self.leave_if_abandoned(now);
+    }
+
+    /// The application has dropped the stream, and TCP has all that was written: only TCP is left.
+    fn leave_if_abandoned(&mut self, now: Instant) {
+        if self.stream.as_ref().is_some_and(|stream| stream.receive.is_closed()) {
+            self.stream = None;
+            self.finish_tcp(now);
+        }
+    }
+
+    /// The context is closing: nothing written from now on is sent. False: the stream was not open yet.
+    pub(crate) fn end_writes(&mut self) -> bool {
+        match &mut self.stream {
+            Some(stream) if !stream.opened => false,
+            Some(stream) => {
+                stream.finishing = true;
+                self.quiet = false;
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// The connection of a stream is over: reports why.
+    pub(crate) fn plain_stream_over(&mut self) {
+        let Some(stream) = self.stream.take() else { return };
+        match self.end {
+            Some(DisconnectReason::Reset) if !stream.opened => stream.fail(StreamFailure::Refused),
+            Some(DisconnectReason::Reset) => stream.fail(StreamFailure::Reset),
+            Some(DisconnectReason::TimedOut) => stream.fail(StreamFailure::TimedOut),
+            Some(DisconnectReason::Aborted) => stream.fail(StreamFailure::Aborted),
+            Some(DisconnectReason::LocalError(_)) => stream.fail(StreamFailure::Fatal),
+            _ if stream.peer_closed => {}
+            _ => stream.fail(StreamFailure::ShuttingDown),
+        }
     }
 
     /// Whether we opened it and the handshake is not done.

@@ -8,13 +8,17 @@ use uwarp_wire::tcp::TcpHeader;
 
 use std::time::Duration;
 
-use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
+use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, ListenerId};
+use crate::api::config::EngineConfig;
+use crate::api::counters::Counters;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
-use crate::connection::{Connection, Connections};
+use crate::connection::{Connection, Connections, Opening};
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::handoff::Handoff;
 use crate::link::port::{Buffer, Port};
+use crate::rdma::Rdma;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::running::{Ending, Limit};
 
@@ -34,6 +38,11 @@ impl<B: Buffer> Connections<B> {
         }
         self.table.put(index, connection);
         ends
+    }
+
+    /// A connection that was reset ends at the end of the step.
+    pub(crate) fn end(&mut self, index: u32) {
+        self.ending.push((index, None));
     }
 
     /// The start-up of a connection fails at the end of the step.
@@ -65,6 +74,86 @@ impl<B: Buffer> Connections<B> {
             self.ready.retain(|other| *other != index);
         }
     }
+
+    /// Closes a queue pair's connection in order.
+    pub(crate) fn disconnect<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+        number: u32,
+    ) {
+        let index = rdma.queue_pair(number).and_then(|queue_pair| queue_pair.connection);
+        let Some((index, mut connection)) = index.and_then(|index| Some((index, self.table.take(index)?))) else {
+            return;
+        };
+        connection.disconnect(link, rdma, counters, config, now);
+        connection.schedule(&mut self.ready, index);
+        self.put_back(index, connection);
+    }
+
+    /// Closes all connections in order.
+    pub(crate) fn disconnect_all<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+    ) {
+        for index in self.table.indexes() {
+            let Some(mut connection) = self.table.take(index) else { continue };
+            connection.disconnect(link, rdma, counters, config, now);
+            connection.schedule(&mut self.ready, index);
+            self.put_back(index, connection);
+        }
+    }
+
+    /// Resets a queue pair's connection and moves the queue pair to the error state.
+    pub(crate) fn abort_queue_pair<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+        number: u32,
+    ) {
+        let Some(queue_pair) = rdma.queue_pair(number) else { return };
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.table.take(index)
+        {
+            connection.ends_by(DisconnectReason::Aborted);
+            if let Phase::Initiating(_) = connection.phase {
+                connection.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
+            } else {
+                connection.abort(link, counters, now);
+            }
+            self.put_back(index, connection);
+        }
+        rdma.flush(counters, number);
+        rdma.sweep_soon(number, now);
+    }
+
+    /// Stops a listener: requests that nobody has answered are reset.
+    pub(crate) fn stop_listening<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        listener: ListenerId,
+    ) {
+        for index in self.table.indexes() {
+            if let Some(connection) = self.table.get_mut(index)
+                && connection.phase.listener() == Some(listener)
+            {
+                connection.abort(link, counters, now);
+                self.ending.push((index, None));
+            }
+        }
+        self.opening.listeners.retain(|_, candidate| candidate.id != listener);
+    }
 }
 
 impl Connection {
@@ -84,32 +173,36 @@ impl Connection {
             None
         }
     }
-}
 
-impl<P: Port> Core<P> {
     /// The stream is over: flushes everything left, and tells the application.
-    pub(crate) fn stream_over(&mut self, connection: &mut Connection) {
-        let mut phase = connection.phase.end();
-        Self::plain_stream_over(connection);
-        let Some(number) = connection.queue_pair.take() else { return };
-        let Some(queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::as_mut) else { return };
+    pub(crate) fn stream_over(
+        &mut self,
+        opening: &mut Opening,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+    ) {
+        let mut phase = self.phase.end();
+        self.plain_stream_over();
+        let Some(number) = self.queue_pair.take() else { return };
+        let Rdma { queue_pairs, lanes, commits, events, .. } = rdma;
+        let Some(queue_pair) = queue_pairs.get_mut(number as usize).and_then(Option::as_deref_mut) else { return };
         queue_pair.connection = None;
         if !matches!(phase, Phase::Running(_)) {
             queue_pair.stage = Stage::Idle;
-            if connection.end == Some(DisconnectReason::Reset)
-                && connection.tcp.octets_pushed() > 0
-                && self.try_again(&mut phase)
+            if self.end == Some(DisconnectReason::Reset)
+                && self.tcp.octets_pushed() > 0
+                && opening.try_again(&mut phase)
             {
                 return;
             }
-            let Some(queue_pair) = self.rdma.queue_pair(number) else { return };
-            let reason = match connection.end {
+            let reason = match self.end {
                 Some(DisconnectReason::TimedOut) => ConnectFailure::TimedOut,
                 // Only the answer to a SYN is a refusal. After the handshake, the Request waits or is in flight.
                 Some(DisconnectReason::Reset)
                     if matches!(phase, Phase::Initiating(_))
-                        && connection.startup_frame.is_none()
-                        && connection.tcp.octets_pushed() == 0 =>
+                        && self.startup_frame.is_none()
+                        && self.tcp.octets_pushed() == 0 =>
                 {
                     ConnectFailure::Refused
                 }
@@ -119,8 +212,8 @@ impl<P: Port> Core<P> {
             queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
             return;
         }
-        let reason = connection.end.unwrap_or(DisconnectReason::Local);
-        let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
+        let reason = self.end.unwrap_or(DisconnectReason::Local);
+        let left = self.tcp.octets_pushed().saturating_sub(self.tcp.octets_acknowledged());
         let lost = matches!(
             reason,
             DisconnectReason::Reset
@@ -129,19 +222,150 @@ impl<P: Port> Core<P> {
                 | DisconnectReason::PeerClosedEarly
         );
         if left > 0 && lost {
-            self.control.events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
+            events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
         }
-        if let Some(mut queue_pair) = self.queue_pairs_take(Some(number)) {
-            self.retire(connection, &mut queue_pair);
-            self.flush_with(&mut queue_pair, None, None);
-            self.give_queue_pair(Some(queue_pair));
-        }
-        if let Some(queue_pair) = self.rdma.queue_pair(number) {
-            queue_pair.tell(ConnectionEvent::Disconnected { queue_pair: number, reason });
-        }
-        self.rdma.sweep_soon(number, self.now);
+        queue_pair.retire(lanes, self.tcp.octets_acknowledged());
+        queue_pair.flush(lanes, commits, events, counters, None, None);
+        queue_pair.tell(ConnectionEvent::Disconnected { queue_pair: number, reason });
+        rdma.sweep_soon(number, now);
     }
 
+    fn mark_lost(&mut self) {
+        if let Phase::Running(running) = &mut self.phase {
+            let _ = running.stream.advance(Event::Lost);
+        }
+        self.gone = true;
+    }
+
+    /// Closes our side of TCP: what TCP has still leaves, then FIN.
+    pub(crate) fn close_tcp(&mut self, now: Instant) {
+        if let Phase::Closing(closing) = &mut self.phase {
+            closing.close_when_sent = false;
+        }
+        self.quiet = false;
+        self.tcp.close(now);
+    }
+
+    /// Leaves the connection to TCP, which closes when everything was sent.
+    pub(crate) fn finish_tcp(&mut self, now: Instant) {
+        let reader = if self.phase.kind() == Kind::Stream { Reader::Satisfied } else { Reader::None };
+        self.phase.end();
+        self.phase = Phase::Closing(Closing { until: Some(now + CLOSING_LIMIT), close_when_sent: true, reader });
+    }
+
+    /// Closes TCP on our side once the queue is worked off, if that is wanted.
+    #[inline]
+    pub(crate) fn close_if_finished(&mut self, queue_pair: &mut QueuePair, now: Instant) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let Ending::Finishing { until } = running.ending else { return };
+        if self.startup_frame.is_some() {
+            // The peer learns from it that there was a stream; behind FIN it could not be sent.
+            return;
+        }
+        // The indication is owed even if there is nothing else to say: without it the responder could not speak.
+        // A message that waits for a commit came whole, and is told before the end.
+        let idle = running.outgoing.is_none()
+            && queue_pair.held.is_empty()
+            && !running.stream.owes_response()
+            && !running.stream.owes_ready_to_receive();
+        let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
+        if idle && !reads_left && queue_pair.send.position() >= until {
+            running.ending = Ending::Closed;
+            // That of start-up, if it is not over: from here on it would mean the end of a Terminate's wait.
+            running.limit = Limit::None;
+            let _ = running.stream.advance(Event::LocalClose);
+            self.close_tcp(now);
+        }
+    }
+
+    /// Resets the connection. It is removed when it is put back.
+    pub(crate) fn abort<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+        let mut reset = self.tcp.abort(now);
+        while let Some(transmit) = reset {
+            self.send_last(link, counters, transmit.header);
+            reset = self.tcp.poll_transmit(now);
+        }
+        self.gone = true;
+    }
+
+    /// Sends a segment without data of a connection that is going, if its neighbour is known.
+    pub(crate) fn send_last<P: Port>(&self, link: &mut Link<P>, counters: &mut Counters, mut header: TcpHeader) {
+        header.source_port = self.flow.local_port;
+        header.destination_port = self.flow.remote_port;
+        let mac = uwarp_wire::ethernet::EthernetAddress(self.mac);
+        if self.epoch != 0 || self.to_self {
+            link.send_bare(counters, &self.flow, mac, self.to_self, header);
+        }
+    }
+
+    fn on_phase_deadline<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+    ) {
+        let is_taken = self.is_being_taken(config.limits.least_rate);
+        match &mut self.phase {
+            Phase::Stream(limit @ StreamLimit::Abandoned(_)) if is_taken => {
+                *limit = StreamLimit::Abandoned(now + CLOSING_LIMIT);
+            }
+            Phase::Initiating(_) | Phase::Stream(_) => {
+                self.fail_startup(link, rdma, counters, now, ConnectFailure::TimedOut);
+            }
+            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing(_) => self.abort(link, counters, now),
+            Phase::Requested(_) => {}
+            Phase::Running(running) => match std::mem::replace(&mut running.limit, Limit::None) {
+                Limit::Close(_) => self.abort(link, counters, now),
+                Limit::FirstFpdu(_) if !running.stream.may_transmit() => {
+                    // The peer is silent although it owes a ready-to-receive indication, or delays the end of the
+                    // connection.
+                    self.ends_by(DisconnectReason::TimedOut);
+                    self.abort(link, counters, now);
+                }
+                Limit::FirstFpdu(_) | Limit::Pause(_) | Limit::None => {}
+            },
+        }
+    }
+
+    /// Closes the connection in order.
+    fn disconnect<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+    ) {
+        match &mut self.phase {
+            Phase::Initiating(_) => self.fail_startup(link, rdma, counters, now, ConnectFailure::Closed),
+            Phase::Running(running) => {
+                if let Some(queue_pair) = self.queue_pair.and_then(|number| rdma.queue_pair(number))
+                    && running.ending == Ending::No
+                {
+                    self.end.get_or_insert(DisconnectReason::Local);
+                    running.ending = Ending::Finishing { until: queue_pair.send.end() };
+                    if !running.stream.may_transmit() && running.limit == Limit::None {
+                        // Posted work waits for the peer's first FPDU, normally without limit, but not while a
+                        // disconnect waits too.
+                        running.limit = Limit::FirstFpdu(now + config.iwarp.startup_timeout);
+                    }
+                    self.close_if_finished(queue_pair, now);
+                }
+            }
+            Phase::Stream(_) => {
+                if !self.end_writes() {
+                    self.fail_startup(link, rdma, counters, now, ConnectFailure::ShuttingDown);
+                }
+            }
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(link, counters, now),
+            Phase::Closing(_) => {}
+        }
+    }
+}
+
+impl<P: Port> Core<P> {
     /// Handles TCP's events about the end of the connection.
     #[cold]
     pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
@@ -152,24 +376,24 @@ impl<P: Port> Core<P> {
             {
                 // The peer has all that was written; what it has sent meanwhile is discarded (RFC 9293 §3.6.1).
                 connection.ends_by(DisconnectReason::Aborted);
-                return self.abort(connection);
+                return connection.abort(&mut self.link, &mut self.counters, self.now);
             }
         }
         if events.intersects(Events::RESET) {
             connection.ends_by(DisconnectReason::Reset);
-            self.mark_lost(connection);
+            connection.mark_lost();
         }
         if events.intersects(Events::TIMED_OUT) {
             self.counters.timeouts += 1;
             connection.ends_by(DisconnectReason::TimedOut);
-            self.mark_lost(connection);
+            connection.mark_lost();
         }
         if events.contains(Events::PEER_FIN) && !connection.awaits_receive() {
             self.on_peer_fin(index, connection);
         }
         if events.contains(Events::TIME_WAIT) {
             connection.finished = true;
-            self.stream_over(connection);
+            connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
             connection.phase.forget_deadline();
             self.discard_waiting(connection);
         }
@@ -178,30 +402,24 @@ impl<P: Port> Core<P> {
         }
     }
 
-    fn mark_lost(&mut self, connection: &mut Connection) {
-        if let Phase::Running(running) = &mut connection.phase {
-            let _ = running.stream.advance(Event::Lost);
-        }
-        connection.gone = true;
-    }
-
     /// Handles the peer's FIN, behind all data.
     pub(crate) fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
+        let (link, counters, now) = (&mut self.link, &mut self.counters, self.now);
         match &mut connection.phase {
             Phase::Initiating(_) => {
-                if self.try_again(&mut connection.phase) {
-                    let _ = self.unbind(connection);
-                    return self.abort(connection);
+                if self.connections.opening.try_again(&mut connection.phase) {
+                    let _ = self.rdma.unbind(connection);
+                    return connection.abort(link, counters, now);
                 }
-                self.startup_failed(connection, ConnectFailure::Closed);
+                connection.fail_startup(link, &mut self.rdma, counters, now, ConnectFailure::Closed);
             }
-            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
-            Phase::Stream(_) => self.on_stream_fin(index, connection),
-            Phase::Closing(_) => self.close_tcp(connection),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => connection.abort(link, counters, now),
+            Phase::Stream(_) => self.streams.on_fin(index, connection),
+            Phase::Closing(_) => connection.close_tcp(now),
             Phase::Running(running) => {
                 let unframed = connection.gather.len();
                 running.peer_closed = true;
-                let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
+                let mut queue_pair = self.rdma.take(connection.queue_pair);
                 match running.stream.end_of_stream(unframed) {
                     Ok(()) => match queue_pair.as_deref_mut() {
                         Some(queue_pair) => {
@@ -221,60 +439,19 @@ impl<P: Port> Core<P> {
                                 Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
                                 Ending::Closed => Ending::Closed,
                             };
-                            self.close_if_finished(connection, queue_pair);
+                            connection.close_if_finished(queue_pair, now);
                         }
                         // FIN follows the pending Terminate.
                         None if running.terminate.is_some() => {}
-                        None => self.close_tcp(connection),
+                        None => connection.close_tcp(now),
                     },
                     Err(fault) => {
                         connection.ends_by(DisconnectReason::PeerClosedEarly);
                         self.fail_stream(connection, queue_pair.as_deref_mut(), fault.into(), None);
                     }
                 }
-                self.give_queue_pair(queue_pair);
+                self.rdma.give(queue_pair);
             }
-        }
-    }
-
-    pub(crate) fn queue_pairs_take(&mut self, number: Option<u32>) -> Option<Box<QueuePair>> {
-        self.rdma.queue_pairs.get_mut(number? as usize)?.take()
-    }
-
-    /// Closes our side of TCP: what TCP has still leaves, then FIN.
-    pub(crate) fn close_tcp(&mut self, connection: &mut Connection) {
-        if let Phase::Closing(closing) = &mut connection.phase {
-            closing.close_when_sent = false;
-        }
-        connection.quiet = false;
-        connection.tcp.close(self.now);
-    }
-
-    /// Leaves the connection to TCP, which closes when everything was sent.
-    pub(crate) fn finish_tcp(&mut self, connection: &mut Connection) {
-        let reader = if connection.phase.kind() == Kind::Stream { Reader::Satisfied } else { Reader::None };
-        connection.phase.end();
-        let until = Some(self.now + CLOSING_LIMIT);
-        connection.phase = Phase::Closing(Closing { until, close_when_sent: true, reader });
-    }
-
-    /// Resets a connection. It is removed when it is put back.
-    pub(crate) fn abort(&mut self, connection: &mut Connection) {
-        let mut reset = connection.tcp.abort(self.now);
-        while let Some(transmit) = reset {
-            self.send_last(connection, transmit.header);
-            reset = connection.tcp.poll_transmit(self.now);
-        }
-        connection.gone = true;
-    }
-
-    /// Sends a segment without data of a connection that is going, if its neighbour is known.
-    pub(crate) fn send_last(&mut self, connection: &Connection, mut header: TcpHeader) {
-        header.source_port = connection.flow.local_port;
-        header.destination_port = connection.flow.remote_port;
-        let mac = uwarp_wire::ethernet::EthernetAddress(connection.mac);
-        if connection.epoch != 0 || connection.to_self {
-            self.link.send_bare(&mut self.counters, &connection.flow, mac, connection.to_self, header);
         }
     }
 
@@ -297,100 +474,14 @@ impl<P: Port> Core<P> {
             connection.schedule(&mut self.connections.ready, index);
         }
         if !connection.gone && is_due(connection.phase.deadline(), self.now) {
-            self.on_phase_deadline(&mut connection);
+            let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
+            connection.on_phase_deadline(link, rdma, counters, &self.config, self.now);
             connection.schedule(&mut self.connections.ready, index);
         }
         if connection.awaits_receive() && !connection.gone {
             self.look_for_receive(turn, index, &mut connection);
         }
         self.put_back(index, connection);
-    }
-
-    fn on_phase_deadline(&mut self, connection: &mut Connection) {
-        let is_taken = self.is_being_taken(connection);
-        match &mut connection.phase {
-            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
-            Phase::Stream(limit @ StreamLimit::Abandoned(_)) if is_taken => {
-                *limit = StreamLimit::Abandoned(self.now + CLOSING_LIMIT);
-            }
-            Phase::Stream(_) => self.startup_failed(connection, ConnectFailure::TimedOut),
-            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing(_) => self.abort(connection),
-            Phase::Requested(_) => {}
-            Phase::Running(running) => match std::mem::replace(&mut running.limit, Limit::None) {
-                Limit::Close(_) => self.abort(connection),
-                Limit::FirstFpdu(_) if !running.stream.may_transmit() => {
-                    // The peer is silent although it owes a ready-to-receive indication, or delays the end of the
-                    // connection.
-                    connection.ends_by(DisconnectReason::TimedOut);
-                    self.abort(connection);
-                }
-                Limit::FirstFpdu(_) | Limit::Pause(_) | Limit::None => {}
-            },
-        }
-    }
-
-    /// Closes a queue pair's connection in order.
-    pub(crate) fn disconnect(&mut self, number: u32) {
-        let Some(index) = self.rdma.queue_pair(number).and_then(|queue_pair| queue_pair.connection) else { return };
-        let Some(mut connection) = self.connections.table.take(index) else { return };
-        self.disconnect_connection(&mut connection);
-        connection.schedule(&mut self.connections.ready, index);
-        self.put_back(index, connection);
-    }
-
-    pub(crate) fn disconnect_connection(&mut self, connection: &mut Connection) {
-        match &mut connection.phase {
-            Phase::Initiating(_) => self.startup_failed(connection, ConnectFailure::Closed),
-            Phase::Running(running) => {
-                let mut queue_pair = self.queue_pairs_take(connection.queue_pair);
-                if let Some(queue_pair) = queue_pair.as_deref_mut()
-                    && running.ending == Ending::No
-                {
-                    connection.end.get_or_insert(DisconnectReason::Local);
-                    running.ending = Ending::Finishing { until: queue_pair.send.end() };
-                    if !running.stream.may_transmit() && running.limit == Limit::None {
-                        // Posted work waits for the peer's first FPDU, normally without limit, but not while a
-                        // disconnect waits too.
-                        running.limit = Limit::FirstFpdu(self.now + self.config.iwarp.startup_timeout);
-                    }
-                    self.close_if_finished(connection, queue_pair);
-                }
-                self.give_queue_pair(queue_pair);
-            }
-            Phase::Stream(_) => self.disconnect_stream(connection),
-            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(connection),
-            Phase::Closing(_) => {}
-        }
-    }
-
-    /// Resets a queue pair's connection and moves the queue pair to the error state.
-    pub(crate) fn abort_queue_pair(&mut self, number: u32) {
-        let Some(queue_pair) = self.rdma.queue_pair(number) else { return };
-        if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.connections.table.take(index)
-        {
-            connection.ends_by(DisconnectReason::Aborted);
-            if let Phase::Initiating(_) = connection.phase {
-                self.startup_failed(&mut connection, ConnectFailure::Closed);
-            } else {
-                self.abort(&mut connection);
-            }
-            self.put_back(index, connection);
-        }
-        self.flush_queue_pair_number(number);
-        self.rdma.sweep_soon(number, self.now);
-    }
-
-    /// Stops a listener: requests that nobody has answered are reset.
-    pub(crate) fn stop_listening(&mut self, listener: crate::api::command::ListenerId) {
-        for index in self.connections.table.indexes() {
-            let Some(mut connection) = self.connections.table.take(index) else { continue };
-            if connection.phase.listener() == Some(listener) {
-                self.abort(&mut connection);
-            }
-            self.put_back(index, connection);
-        }
-        self.connections.opening.listeners.retain(|_, candidate| candidate.id != listener);
     }
 }
 

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use crossbeam::channel::Sender;
 use uwarp_tcp::{Instant, State};
 
 use crate::api::Shutdown;
 use crate::api::command::{AsyncEvent, DisconnectReason, ShutdownReport};
+use crate::api::counters::Counters;
 use crate::api::work::Status;
-use crate::connection::Connection;
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::Port;
+use crate::rdma::Rdma;
 
 /// How long the resets at the end of a shutdown may wait for the device.
 const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
@@ -17,103 +21,117 @@ const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
 /// How long a shutdown waits for a mere acknowledgment of a FIN: long enough for several retransmissions.
 const FIN_GRACE: Duration = Duration::from_millis(250);
 
-impl<P: Port> Core<P> {
-    /// Begins a shutdown.
-    pub(crate) fn begin_shutdown(&mut self, linger: Duration, done: crossbeam::channel::Sender<ShutdownReport>) {
-        let until = self.now + linger;
-        let patient_until = until.min(self.now + FIN_GRACE);
-        let report = ShutdownReport::default();
-        self.control.shutdown = Some(Shutdown { until, patient_until, drop_at: None, report, done: Some(done) });
-        for index in self.connections.table.indexes() {
-            let Some(mut connection) = self.connections.table.take(index) else { continue };
-            self.disconnect_connection(&mut connection);
-            connection.schedule(&mut self.connections.ready, index);
-            self.put_back(index, connection);
-        }
+impl Shutdown {
+    /// A shutdown that gives connections `linger` to end in order.
+    pub(crate) fn new(now: Instant, linger: Duration, done: Option<Sender<ShutdownReport>>) -> Shutdown {
+        let until = now + linger;
+        let patient_until = until.min(now + FIN_GRACE);
+        Shutdown { until, patient_until, drop_at: None, report: ShutdownReport::default(), done }
     }
 
-    pub(crate) fn run_shutdown(&mut self) {
-        let Some(shutdown) = &self.control.shutdown else { return };
-        if shutdown.done.is_none() || shutdown.until > self.now {
+    /// Resets the connections that have taken too long.
+    pub(crate) fn run<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        now: Instant,
+    ) {
+        if self.done.is_none() || self.until > now {
             return;
         }
-        for index in self.connections.table.indexes() {
-            let Some(mut connection) = self.connections.table.take(index) else { continue };
-            if !is_done(&connection) && !has_everything(&connection) {
+        for index in connections.table.indexes() {
+            if let Some(connection) = connections.table.get_mut(index)
+                && !is_done(connection)
+                && !has_everything(connection)
+            {
                 let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
-                if let Some(shutdown) = &mut self.control.shutdown {
-                    shutdown.report.reset += 1;
-                    shutdown.report.octets_not_acknowledged += left;
-                }
+                self.report.reset += 1;
+                self.report.octets_not_acknowledged += left;
                 connection.ends_by(DisconnectReason::Aborted);
-                self.abort(&mut connection);
+                connection.abort(link, counters, now);
+                connections.end(index);
             }
-            self.put_back(index, connection);
         }
     }
 
-    pub(crate) fn finish_shutdown(&mut self) {
-        if self.control.shutdown.as_ref().is_none_or(|shutdown| shutdown.done.is_none()) {
-            return;
-        }
-        let Some(shutdown) = &mut self.control.shutdown else { return };
-        let patient = self.now < shutdown.patient_until;
+    /// Whether all connections and frames are done. Then the connections end, and the report is due.
+    pub(crate) fn is_over<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        connections: &mut Connections<P::Buffer>,
+        now: Instant,
+    ) -> bool {
+        let patient = now < self.patient_until;
         let done = |connection: &Connection| is_done(connection) || !patient && has_everything(connection);
-        if !self.connections.table.iter().all(|(_, connection)| done(connection)) {
-            return;
+        if self.done.is_none() || !connections.table.iter().all(|(_, connection)| done(connection)) {
+            return false;
         }
         // A device whose peer is gone takes no more frames: those left a little later are dropped.
-        let drop_at = *shutdown.drop_at.get_or_insert(self.now + TRANSMIT_GRACE);
-        if !self.link.is_up || drop_at <= self.now {
-            self.link.transmit.queue.clear();
+        let drop_at = *self.drop_at.get_or_insert(now + TRANSMIT_GRACE);
+        if !link.is_up || drop_at <= now {
+            link.transmit.queue.clear();
         }
-        if !self.link.transmit.queue.is_empty() {
-            return;
+        if !link.transmit.queue.is_empty() {
+            return false;
         }
-        for index in self.connections.table.indexes() {
-            if let Some(mut connection) = self.connections.table.take(index) {
+        for index in connections.table.indexes() {
+            if let Some(connection) = connections.table.get_mut(index) {
                 connection.gone = true;
-                self.put_back(index, connection);
+                connections.end(index);
             }
         }
-        if let Some(shutdown) = &mut self.control.shutdown
-            && let Some(done) = shutdown.done.take()
-        {
-            let _ = done.send(shutdown.report);
-        }
+        true
     }
 
-    pub(crate) fn is_shut_down(&self) -> bool {
-        // Frames that were queued since, as answers to others, are not waited for: the device may never take them.
-        self.control.shutdown.as_ref().is_some_and(|shutdown| shutdown.done.is_none())
+    /// Reports the end.
+    pub(crate) fn report(&mut self) {
+        if let Some(done) = self.done.take() {
+            let _ = done.send(self.report);
+        }
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Begins a shutdown.
+    pub(crate) fn begin_shutdown(&mut self, linger: Duration, done: Sender<ShutdownReport>) {
+        let Core { link, connections, rdma, counters, config, now, .. } = self;
+        self.control.shutdown = Some(Shutdown::new(*now, linger, Some(done)));
+        connections.opening.is_closed = true;
+        connections.disconnect_all(link, rdma, counters, config, *now);
     }
 
     /// Ends everything at once after a failure.
     pub(crate) fn fail(&mut self, cause: &str) {
         self.control.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
-        for place in 0..self.rdma.queue_pairs.len() {
-            let Some(mut queue_pair) = self.rdma.queue_pairs[place].take() else { continue };
-            let had_connection = queue_pair.connection.take().is_some();
-            let begun = queue_pair.send.outstanding() > 0;
-            self.flush_with(&mut queue_pair, begun.then_some((0, Status::Fatal)), Some(Status::Fatal));
-            if had_connection {
-                queue_pair.tell_end(DisconnectReason::LocalError(Status::Fatal));
-            }
-            self.rdma.queue_pairs[place] = Some(queue_pair);
-        }
-        self.rdma.lanes.settle();
+        self.rdma.fail(&mut self.counters);
         for index in self.connections.table.indexes() {
             if let Some(connection) = self.connections.table.get_mut(index) {
                 connection.stream = None;
             }
         }
-        let linger = Duration::ZERO;
-        let until = self.now + linger;
-        let report = ShutdownReport::default();
-        self.control.shutdown = Some(Shutdown { until, patient_until: until, drop_at: None, report, done: None });
+        self.control.shutdown = Some(Shutdown::new(self.now, Duration::ZERO, None));
+        self.connections.opening.is_closed = true;
         self.link.transmit.queue.clear();
         self.connections.ready.clear();
         self.quiet_until = Instant::ZERO;
+    }
+}
+
+impl Rdma {
+    /// Ends all queue pairs at once.
+    fn fail(&mut self, counters: &mut Counters) {
+        let Rdma { queue_pairs, lanes, commits, events, .. } = self;
+        for queue_pair in queue_pairs.iter_mut().flatten() {
+            let had_connection = queue_pair.connection.take().is_some();
+            let begun = queue_pair.send.outstanding() > 0;
+            let send = begun.then_some((0, Status::Fatal));
+            queue_pair.flush(lanes, commits, events, counters, send, Some(Status::Fatal));
+            if had_connection {
+                queue_pair.tell_end(DisconnectReason::LocalError(Status::Fatal));
+            }
+        }
+        lanes.settle();
     }
 }
 

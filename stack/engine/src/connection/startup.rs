@@ -8,19 +8,25 @@ use uwarp_iwarp::startup::{
     Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
 };
 use uwarp_iwarp::{Fault, Stream};
+use uwarp_tcp::Instant;
 use uwarp_wire::address::{FlowKey, IpAddress};
+use uwarp_wire::ethernet::EthernetAddress;
 
 use crate::api::command::{
     ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent,
     RequestId, StartupOptions, Watch, Watched,
 };
-use crate::connection::Connection;
+use crate::api::config::{EngineConfig, IwarpConfig, Limits};
+use crate::api::counters::Counters;
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::phase::{Initiating, Origin, Phase};
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::handoff::Claim;
-use crate::link::port::Port;
-use crate::rdma::queue_pair::Stage;
+use crate::link::port::{Buffer, Port};
+use crate::net::Net;
+use crate::rdma::Rdma;
 use crate::rdma::running::{Ending, Limit, Running};
 
 /// Local and remote endpoint of a flow.
@@ -30,24 +36,57 @@ pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
     (local, remote)
 }
 
-impl<P: Port> Core<P> {
-    pub(crate) fn limits(&self, options: &StartupOptions) -> ReadLimits {
-        let ird = options.ird.min(self.config.iwarp.max_ird);
-        ReadLimits {
-            ird,
-            maximum_ird: self.config.iwarp.max_ird.max(ird),
-            ord: options.ord.min(self.config.iwarp.max_ord),
-            minimum_ord: options.minimum_ord,
-            negotiate: options.negotiate_reads,
-        }
+/// What a start-up says of Reads.
+pub(crate) fn read_limits(iwarp: &IwarpConfig, options: &StartupOptions) -> ReadLimits {
+    let ird = options.ird.min(iwarp.max_ird);
+    ReadLimits {
+        ird,
+        maximum_ird: iwarp.max_ird.max(ird),
+        ord: options.ord.min(iwarp.max_ord),
+        minimum_ord: options.minimum_ord,
+        negotiate: options.negotiate_reads,
     }
+}
 
+/// The state machine of an initiator.
+pub(crate) fn initiating(
+    iwarp: &IwarpConfig,
+    now: Instant,
+    options: &StartupOptions,
+) -> Result<Initiating, ConnectFailure> {
+    let initiator = InitiatorOptions {
+        revision: if options.revision == 1 { Revision::One } else { Revision::Two },
+        crc: options.crc,
+        markers: options.markers,
+        limits: read_limits(iwarp, options),
+        ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
+    };
+    if options.peer_to_peer && options.ready_to_receive.is_empty() {
+        return Err(ConnectFailure::ReadyToReceive);
+    }
+    let mut machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
+    if options.fall_back {
+        machine.fall_back_to_client_server();
+    }
+    let StartupOptions { first_fpdu_delay, features, timeout, .. } = *options;
+    Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: now + timeout })
+}
+
+impl<B: Buffer> Connections<B> {
     /// Adds a connection to the table and the flow table.
-    pub(crate) fn add_connection(&mut self, flow: FlowKey, tcp: uwarp_tcp::Connection, phase: Phase) -> u32 {
-        let tag = self.connections.flows.tag(&flow);
-        let to_self = self.net.addresses.loops_back(flow.remote);
-        self.counters.connections_opened += 1;
-        let handle = self.connections.table.insert(Connection {
+    pub(crate) fn add_connection(
+        &mut self,
+        own_mac: EthernetAddress,
+        net: &Net,
+        counters: &mut Counters,
+        flow: FlowKey,
+        tcp: uwarp_tcp::Connection,
+        phase: Phase,
+    ) -> u32 {
+        let tag = self.flows.tag(&flow);
+        let to_self = net.addresses.loops_back(flow.remote);
+        counters.connections_opened += 1;
+        let handle = self.table.insert(Connection {
             flow,
             tag,
             scheduled: false,
@@ -55,7 +94,7 @@ impl<P: Port> Core<P> {
             to_self,
             finished: false,
             gone: false,
-            mac: if to_self { self.link.own_mac.0 } else { [0; 6] },
+            mac: if to_self { own_mac.0 } else { [0; 6] },
             epoch: 0,
             template: None,
             quiet: false,
@@ -69,145 +108,112 @@ impl<P: Port> Core<P> {
             gather_number: 0,
             end: None,
         });
-        self.connections.flows.insert(tag, handle.index);
-        self.connections.opening.reserved.connected(flow.local_port);
-        if self.net.paths.mtu(flow.remote).is_some()
-            && let Some(connection) = self.connections.table.get_mut(handle.index)
+        self.flows.insert(tag, handle.index);
+        self.opening.reserved.connected(flow.local_port);
+        if net.paths.mtu(flow.remote).is_some()
+            && let Some(connection) = self.table.get_mut(handle.index)
         {
-            self.net.paths.fit(connection);
+            net.paths.fit(connection);
         }
         handle.index
     }
 
-    /// Opens a connection actively.
-    pub(crate) fn connect(&mut self, parameters: ConnectParameters) {
-        let number = parameters.queue_pair;
-        if let Err(reason) = self.try_connect(parameters) {
-            self.connect_failed(number, reason);
-        }
-    }
-
-    /// Reports to a queue pair that its connection failed.
-    pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
-        if let Some(queue_pair) = self.rdma.queue_pair(number) {
-            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
-        }
-    }
-
-    fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
+    /// Opens a connection for a queue pair.
+    fn open<P: Port<Buffer = B>>(
+        &mut self,
+        link: &Link<P>,
+        net: &mut Net,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+        parameters: ConnectParameters,
+    ) -> Result<u32, ConnectFailure> {
         let ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry } = parameters;
-        self.check_idle(number)?;
-        let address = self.check_connect(remote)?;
+        let address = self.check_connect(net, &config.limits, remote)?;
         // The flow last: whoever has claimed one goes on to make its connection.
-        let mut initiating = self.initiating(&options)?;
+        let mut initiating = initiating(&config.iwarp, now, &options)?;
         initiating.retry = retry.map(|options| {
             let options = *options;
             let retry = None;
             Box::new(ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry })
         });
-        let flow = self.choose_flow(address, remote.port(), local_address, local_port)?;
-        let isn = self.connections.opening.isn.generate(&flow, self.now);
-        let tcp = uwarp_tcp::Connection::connect(&self.connections.tcp_config_for(address), isn, self.now);
-        let index = self.add_connection(flow, tcp, Phase::Initiating(Box::new(initiating)));
-        if let Some(connection) = self.connections.table.get_mut(index) {
+        let flow = self.choose_flow(link, net, config, (address, remote.port()), local_address, local_port)?;
+        let isn = self.opening.isn.generate(&flow, now);
+        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, now);
+        let phase = Phase::Initiating(Box::new(initiating));
+        let index = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
+        if let Some(connection) = self.table.get_mut(index) {
             connection.queue_pair = Some(number);
         }
-        self.bind(number, index);
-        self.connections.schedule_index(index);
-        Ok(())
-    }
-
-    /// The state machine of an initiator.
-    pub(crate) fn initiating(&self, options: &StartupOptions) -> Result<Initiating, ConnectFailure> {
-        let initiator = InitiatorOptions {
-            revision: if options.revision == 1 { Revision::One } else { Revision::Two },
-            crc: options.crc,
-            markers: options.markers,
-            limits: self.limits(options),
-            ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
-        };
-        if options.peer_to_peer && options.ready_to_receive.is_empty() {
-            return Err(ConnectFailure::ReadyToReceive);
-        }
-        let mut machine = Initiator::new(initiator, &options.private_data).map_err(|_| ConnectFailure::Startup)?;
-        if options.fall_back {
-            machine.fall_back_to_client_server();
-        }
-        let StartupOptions { first_fpdu_delay, features, timeout, .. } = *options;
-        Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: self.now + timeout })
+        self.schedule_index(index);
+        Ok(index)
     }
 
     /// Whether a connection to that peer may be opened now. Returns its address.
-    pub(crate) fn check_connect(&self, remote: SocketAddr) -> Result<IpAddress, ConnectFailure> {
-        if self.control.shutdown.is_some() {
+    pub(crate) fn check_connect(
+        &self,
+        net: &Net,
+        limits: &Limits,
+        remote: SocketAddr,
+    ) -> Result<IpAddress, ConnectFailure> {
+        if self.opening.is_closed {
             return Err(ConnectFailure::ShuttingDown);
         }
         let address = IpAddress::from(remote.ip());
         if remote.port() == 0 || address.is_unspecified() || address.is_multicast() {
             return Err(ConnectFailure::Address);
         }
-        if self.net.addresses.is_subnet_broadcast(address) {
+        if net.addresses.is_subnet_broadcast(address) {
             // RFC 9293 §3.9.2.3, MUST-46.
             return Err(ConnectFailure::Address);
         }
-        if self.connections.table.len() >= self.config.limits.connections as usize {
+        if self.is_full(limits) {
             return Err(ConnectFailure::Limit);
         }
         Ok(address)
     }
 
-    pub(crate) fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
-        let Some(queue_pair) = self.rdma.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
-        let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
-        let idle = queue_pair.stage == Stage::Idle && queue_pair.connection.is_none();
-        if idle && self.rdma.lanes.contains(send) && self.rdma.lanes.contains(receive) {
-            Ok(())
-        } else {
-            Err(ConnectFailure::QueuePair)
-        }
-    }
-
-    pub(crate) fn bind(&mut self, number: u32, index: u32) {
-        if let Some(queue_pair) = self.rdma.queue_pair(number) {
-            queue_pair.stage = Stage::Connected;
-            queue_pair.connection = Some(index);
-        }
-    }
-
-    pub(crate) fn choose_flow(
-        &mut self,
-        remote: IpAddress,
-        remote_port: u16,
+    /// Chooses the flow of a connection to `remote`, from the own address and port that are wished for, if any, and claims it.
+    pub(crate) fn choose_flow<P: Port<Buffer = B>>(
+        &self,
+        link: &Link<P>,
+        net: &mut Net,
+        config: &EngineConfig,
+        (remote, remote_port): (IpAddress, u16),
         source: Option<IpAddr>,
         wish: Option<u16>,
     ) -> Result<FlowKey, ConnectFailure> {
         let local = match source.map(IpAddress::from) {
-            Some(own) if own.is_ipv4() != remote.is_ipv4() || !self.net.addresses.may_be_own(own) => {
+            Some(own) if own.is_ipv4() != remote.is_ipv4() || !net.addresses.may_be_own(own) => {
                 return Err(ConnectFailure::LocalAddress);
             }
             Some(own) => own,
-            None => self.net.addresses.source_for(remote).ok_or(ConnectFailure::Address)?,
+            None => net.addresses.source_for(remote).ok_or(ConnectFailure::Address)?,
         };
         let mut flow = FlowKey { remote, local, remote_port, local_port: 0 };
         if let Some(port) = wish {
             flow.local_port = port;
-            return if port == 0 { Err(ConnectFailure::AddressInUse) } else { self.take(&flow).map(|()| flow) };
+            return if port == 0 {
+                Err(ConnectFailure::AddressInUse)
+            } else {
+                self.claim(link, net, &flow).map(|()| flow)
+            };
         }
-        let (first, last) = self.config.ephemeral_ports;
+        let (first, last) = config.ephemeral_ports;
         let count = u32::from(last - first) + 1;
         // A random start makes ports hard to guess (RFC 6056) and rarely taken.
-        let start = self.net.random.u32(0..count);
+        let start = net.random.u32(0..count);
         let mut failure = ConnectFailure::NoPort;
         for step in 0..count {
             flow.local_port = first + ((start + step) % count) as u16;
-            if self.connections.opening.reserved.contains(flow.local_port) {
+            if self.opening.reserved.contains(flow.local_port) {
                 continue;
             }
-            let arrives_here = self.config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
+            let arrives_here = config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
             if !arrives_here {
                 continue;
             }
-            match self.take(&flow) {
+            match self.claim(link, net, &flow) {
                 Ok(()) => return Ok(flow),
                 // Another port's flow may have room.
                 Err(ConnectFailure::Limit) => failure = ConnectFailure::Limit,
@@ -218,22 +224,21 @@ impl<P: Port> Core<P> {
     }
 
     /// Claims a flow for a connection that we open.
-    fn take(&self, flow: &FlowKey) -> Result<(), ConnectFailure> {
-        if self.connections.find(flow).is_some()
-            || self.connections.time_wait.contains(flow)
-            || self.connections.opening.listeners.contains_key(&flow.local_port)
+    fn claim<P: Port<Buffer = B>>(&self, link: &Link<P>, net: &Net, flow: &FlowKey) -> Result<(), ConnectFailure> {
+        if self.find(flow).is_some()
+            || self.time_wait.contains(flow)
+            || self.opening.listeners.contains_key(&flow.local_port)
         {
             return Err(ConnectFailure::AddressInUse);
         }
         // A connection to ourselves has both ends in this table.
-        if self.net.addresses.is_own(flow.remote)
-            && (self.connections.find(&flow.reversed()).is_some()
-                || self.connections.time_wait.contains(&flow.reversed()))
+        if net.addresses.is_own(flow.remote)
+            && (self.find(&flow.reversed()).is_some() || self.time_wait.contains(&flow.reversed()))
         {
             return Err(ConnectFailure::AddressInUse);
         }
         // No other engine has the flow, nor can claim it from now on.
-        match self.claim(flow) {
+        match link.claim(flow) {
             Claim::Granted => Ok(()),
             Claim::Taken => Err(ConnectFailure::AddressInUse),
             // Other engines would answer its packets with resets.
@@ -241,76 +246,15 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Claims a flow for this engine, so other engines hand over its packets.
-    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
-        self.link.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
-    }
-
-    /// TCP is open.
-    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
-        match &connection.phase {
-            Phase::Initiating(initiating) => {
-                connection.startup_frame = Some(initiating.machine.request().to_vec());
-            }
-            Phase::Responding(responding) => {
-                if let Some(listener) = responding.listener() {
-                    self.handshake_done(connection, listener);
-                    self.await_request(index, connection.flow.local_port);
-                }
-            }
-            Phase::Stream(_) => self.on_stream_open(index, connection),
-            Phase::Incoming(incoming) => {
-                let listener = incoming.listener;
-                self.on_stream_accepted(index, connection, listener);
-            }
-            _ => {}
-        }
-    }
-
-    /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
-    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
-        match &mut connection.phase {
-            Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
-                Ok(None) => octets.len(),
-                Ok(Some((outcome, used))) => {
-                    let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
-                    self.on_reply(connection, outcome, delay, features);
-                    used
-                }
-                Err(_) => {
-                    self.startup_failed(connection, ConnectFailure::Startup);
-                    octets.len()
-                }
-            },
-            Phase::Responding(responding) | Phase::Requested(responding) => {
-                let had_request = responding.machine.request().is_some();
-                match responding.machine.receive(octets) {
-                    Ok(None) => {}
-                    Ok(Some(_)) if had_request => {}
-                    Ok(Some(_)) => self.on_request(index, connection),
-                    Err(_) => self.startup_failed(connection, ConnectFailure::Startup),
-                }
-                octets.len()
-            }
-            Phase::Running(_) | Phase::Closing(_) | Phase::Incoming(_) | Phase::Stream(_) => 0,
-        }
-    }
-
     /// The peer's Request is complete: asks the application.
-    fn on_request(&mut self, index: u32, connection: &mut Connection) {
-        let engine = self.config.index;
-        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
+    fn on_request(&self, engine: u16, index: u32, connection: &mut Connection) {
+        let Some(handle) = self.table.reserved_handle(index) else { return };
         let Phase::Responding(responding) = &connection.phase else { return };
         let (local, peer) = endpoints(&connection.flow);
         let requests = match &responding.origin {
             Origin::Listener(listener) => {
-                match self
-                    .connections
-                    .opening
-                    .listeners
-                    .get(&connection.flow.local_port)
-                    .filter(|found| found.id == *listener)
-                {
+                let found = self.opening.listeners.get(&connection.flow.local_port);
+                match found.filter(|found| found.id == *listener) {
                     Some(Listener { requests: Requests::Rdma { requests, watch }, .. }) => {
                         Some((requests, Some(watch)))
                     }
@@ -340,57 +284,16 @@ impl<P: Port> Core<P> {
         }
         connection.phase.request();
     }
+}
 
-    /// The peer's Reply is complete.
-    fn on_reply(
-        &mut self,
-        connection: &mut Connection,
-        outcome: Outcome,
-        delay: std::time::Duration,
-        features: Features,
-    ) {
-        let Some(number) = connection.queue_pair else { return };
-        match outcome {
-            Outcome::Established(parameters) => {
-                let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(self.now + delay) };
-                self.leave_stream(connection);
-                self.begin_running(connection, number, parameters, features, limit);
-            }
-            Outcome::Rejected(rejection) => {
-                if let Some(queue_pair) = self.unbind(connection) {
-                    queue_pair.tell(ConnectionEvent::Rejected {
-                        queue_pair: number,
-                        private_data: rejection.private_data,
-                        peer_ird: rejection.peer_ird,
-                        peer_ord: rejection.peer_ord,
-                    });
-                }
-                if !self.resume_stream(connection) {
-                    self.finish_tcp(connection);
-                }
-            }
-            Outcome::Refused(parameters, fault) => {
-                // The stream continues only to send its Terminate.
-                if let Some(queue_pair) = self.unbind(connection) {
-                    let reason = match fault {
-                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
-                        _ => ConnectFailure::ReadLimits,
-                    };
-                    queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
-                }
-                self.refuse(connection, &parameters, fault);
-            }
-        }
+impl<P: Port> Link<P> {
+    /// Claims a flow for this engine, so other engines hand over its packets.
+    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
+        self.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
     }
+}
 
-    fn refuse(&mut self, connection: &mut Connection, parameters: &Parameters, fault: Fault) {
-        let mut running = Running::new(connection, parameters, Features::default());
-        running.terminate = running.stream.fail(fault, None);
-        running.ending = Ending::Closed;
-        running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
-        connection.phase.enter(Phase::Running(Box::new(running)));
-    }
-
+impl Rdma {
     /// Starts full operation for a queue pair.
     pub(crate) fn begin_running(
         &mut self,
@@ -403,7 +306,7 @@ impl<P: Port> Core<P> {
         let running = Running { limit, ..Running::new(connection, &parameters, features) };
         connection.phase.enter(Phase::Running(Box::new(running)));
         let (local, peer) = endpoints(&connection.flow);
-        if let Some(queue_pair) = self.rdma.queue_pair(number) {
+        if let Some(queue_pair) = self.queue_pair(number) {
             queue_pair.established.store(true, Ordering::Release);
             queue_pair.tell(ConnectionEvent::Established(Box::new(EstablishedEvent {
                 queue_pair: number,
@@ -421,36 +324,148 @@ impl<P: Port> Core<P> {
             })));
         }
     }
+}
 
-    /// Detaches the queue pair from its connection; it is idle again.
-    pub(crate) fn unbind(&mut self, connection: &mut Connection) -> Option<&mut crate::rdma::queue_pair::QueuePair> {
-        let number = connection.queue_pair.take()?;
-        let queue_pair = self.rdma.queue_pair(number)?;
-        queue_pair.connection = None;
-        queue_pair.stage = Stage::Idle;
-        Some(queue_pair)
-    }
-
-    /// The peer has ended an attempt before its Reply. True: another one follows, and the queue pair waits for that.
-    pub(crate) fn try_again(&mut self, phase: &mut Phase) -> bool {
-        let Phase::Initiating(initiating) = phase else { return false };
-        let Some(retry) = initiating.retry.take() else { return false };
-        self.connections.opening.retries.push(*retry);
-        true
-    }
-
+impl Connection {
     /// The start-up came to nothing: tells the queue pair and resets TCP.
-    pub(crate) fn startup_failed(&mut self, connection: &mut Connection, reason: ConnectFailure) {
-        if let Some(number) = connection.queue_pair
-            && let Some(queue_pair) = self.unbind(connection)
+    pub(crate) fn fail_startup<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+        reason: ConnectFailure,
+    ) {
+        if let Some(number) = self.queue_pair
+            && let Some(queue_pair) = rdma.unbind(self)
         {
             queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
         }
-        if let Some(stream) = &connection.stream {
+        if let Some(stream) = &self.stream {
             stream.fail(reason.into());
         }
-        connection.ends_by(DisconnectReason::Aborted);
-        self.abort(connection);
+        self.ends_by(DisconnectReason::Aborted);
+        self.abort(link, counters, now);
+    }
+
+    /// The stream continues only to send its Terminate, until `close_at`.
+    fn refuse(&mut self, parameters: &Parameters, fault: Fault, close_at: Instant) {
+        let mut running = Running::new(self, parameters, Features::default());
+        running.terminate = running.stream.fail(fault, None);
+        running.ending = Ending::Closed;
+        running.limit = Limit::Close(close_at);
+        self.phase.enter(Phase::Running(Box::new(running)));
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// Opens a connection actively.
+    pub(crate) fn connect(&mut self, parameters: ConnectParameters) {
+        let number = parameters.queue_pair;
+        if let Err(reason) = self.try_connect(parameters) {
+            self.rdma.connect_failed(number, reason);
+        }
+    }
+
+    fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
+        let number = parameters.queue_pair;
+        self.rdma.check_idle(number)?;
+        let Core { connections, link, net, counters, config, now, .. } = self;
+        let index = connections.open(link, net, counters, config, *now, parameters)?;
+        self.rdma.bind(number, index);
+        Ok(())
+    }
+
+    /// TCP is open.
+    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
+        match &connection.phase {
+            Phase::Initiating(initiating) => {
+                connection.startup_frame = Some(initiating.machine.request().to_vec());
+            }
+            Phase::Responding(responding) => {
+                if let Some(listener) = responding.listener() {
+                    self.connections.opening.handshake_done(connection, listener);
+                    self.connections.await_request(index, connection.flow.local_port);
+                }
+            }
+            Phase::Stream(_) => self.streams.on_open(index, connection),
+            Phase::Incoming(incoming) => {
+                let listener = incoming.listener;
+                self.on_stream_accepted(index, connection, listener);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
+    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
+        let (link, rdma, counters, now) = (&mut self.link, &mut self.rdma, &mut self.counters, self.now);
+        match &mut connection.phase {
+            Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
+                Ok(None) => octets.len(),
+                Ok(Some((outcome, used))) => {
+                    let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
+                    self.on_reply(connection, outcome, delay, features);
+                    used
+                }
+                Err(_) => {
+                    connection.fail_startup(link, rdma, counters, now, ConnectFailure::Startup);
+                    octets.len()
+                }
+            },
+            Phase::Responding(responding) | Phase::Requested(responding) => {
+                let had_request = responding.machine.request().is_some();
+                match responding.machine.receive(octets) {
+                    Ok(None) => {}
+                    Ok(Some(_)) if had_request => {}
+                    Ok(Some(_)) => self.connections.on_request(self.config.index, index, connection),
+                    Err(_) => connection.fail_startup(link, rdma, counters, now, ConnectFailure::Startup),
+                }
+                octets.len()
+            }
+            Phase::Running(_) | Phase::Closing(_) | Phase::Incoming(_) | Phase::Stream(_) => 0,
+        }
+    }
+
+    /// The peer's Reply is complete.
+    fn on_reply(
+        &mut self,
+        connection: &mut Connection,
+        outcome: Outcome,
+        delay: std::time::Duration,
+        features: Features,
+    ) {
+        let Some(number) = connection.queue_pair else { return };
+        match outcome {
+            Outcome::Established(parameters) => {
+                let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(self.now + delay) };
+                connection.leave_stream(&self.connections.tcp_config);
+                self.rdma.begin_running(connection, number, parameters, features, limit);
+            }
+            Outcome::Rejected(rejection) => {
+                if let Some(queue_pair) = self.rdma.unbind(connection) {
+                    queue_pair.tell(ConnectionEvent::Rejected {
+                        queue_pair: number,
+                        private_data: rejection.private_data,
+                        peer_ird: rejection.peer_ird,
+                        peer_ord: rejection.peer_ord,
+                    });
+                }
+                if !connection.resume_stream() {
+                    connection.finish_tcp(self.now);
+                }
+            }
+            Outcome::Refused(parameters, fault) => {
+                if let Some(queue_pair) = self.rdma.unbind(connection) {
+                    let reason = match fault {
+                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
+                        _ => ConnectFailure::ReadLimits,
+                    };
+                    queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+                }
+                connection.refuse(&parameters, fault, self.now + self.config.iwarp.terminate_drain);
+            }
+        }
     }
 }
 

@@ -8,11 +8,13 @@ use uwarp_tcp::{Instant, IsnGenerator, SynCookies, UsualSegment};
 use uwarp_wire::address::{FlowKey, IpAddress};
 
 use crate::api::command::{ConnectFailure, ConnectParameters};
+use crate::api::config::Limits;
 use crate::connection::Connection;
 use crate::connection::buffers::{HeldFrames, Record};
 use crate::connection::flow::FlowTable;
 use crate::connection::guesses::Guesses;
 use crate::connection::listener::Listener;
+use crate::connection::phase::Phase;
 use crate::connection::ports::ReservedPorts;
 use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
@@ -62,6 +64,11 @@ impl<B: Buffer> Connections<B> {
         self.guess.filter(|guess| is_it(*guess)).or_else(|| self.flows.find(self.flows.tag(flow), is_it))
     }
 
+    /// Whether there is no room for another connection. Those that end with this step take none.
+    pub(crate) fn is_full(&self, limits: &Limits) -> bool {
+        self.table.len() >= limits.connections as usize + self.ending.len()
+    }
+
     /// TCP's settings for a connection to an address. IPv6 has a longer header (RFC 9293 §3.7.1).
     pub(crate) fn tcp_config_for(&self, remote: IpAddress) -> uwarp_tcp::Config {
         let mut config = self.tcp_config;
@@ -79,6 +86,8 @@ pub(crate) struct Opening {
     pub(crate) listeners: HashMap<u16, Listener>,
     /// Passive connections whose handshake is not done.
     pub(crate) half_open: u32,
+    /// The engine ends: no connection is opened any more.
+    pub(crate) is_closed: bool,
     pub(crate) isn: IsnGenerator,
     /// The largest segment of a connection over IPv6.
     pub(crate) mss6: u16,
@@ -97,5 +106,13 @@ impl Opening {
     /// Whether somebody listens where a segment goes.
     pub(crate) fn listens(&self, flow: &FlowKey) -> bool {
         self.listeners.get(&flow.local_port).is_some_and(|listener| listener.is_at(flow.local))
+    }
+
+    /// The peer has ended an attempt before its Reply. True: another one follows, and the queue pair waits for that.
+    pub(crate) fn try_again(&mut self, phase: &mut Phase) -> bool {
+        let Phase::Initiating(initiating) = phase else { return false };
+        let Some(retry) = initiating.retry.take() else { return false };
+        self.retries.push(*retry);
+        true
     }
 }

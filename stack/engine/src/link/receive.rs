@@ -9,13 +9,14 @@ use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::command::DisconnectReason;
+use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::Connection;
 use crate::connection::HeldFrame;
 use crate::connection::phase::Phase;
 use crate::core::Core;
-use crate::link::contiguous;
 use crate::link::port::{Buffer, ChecksumStatus, Port};
+use crate::link::{Link, contiguous};
 
 impl<P: Port> Core<P> {
     /// Takes one frame.
@@ -295,7 +296,7 @@ impl<P: Port> Core<P> {
             self.on_established(index, connection);
         }
         if events.contains(Events::URGENT) {
-            self.on_urgent(index, connection);
+            self.streams.on_urgent(index, connection);
         }
     }
 
@@ -332,7 +333,10 @@ impl<P: Port> Core<P> {
         while !rest.is_empty() {
             match &mut connection.phase {
                 Phase::Running(_) => return self.on_stream(turn, connection, rest),
-                Phase::Stream(_) => return self.on_plain_octets(index, connection, rest),
+                Phase::Stream(_) => {
+                    let Core { streams, link, counters, now, .. } = self;
+                    return streams.on_octets(link, counters, *now, index, connection, rest);
+                }
                 phase @ (Phase::Closing(_) | Phase::Incoming(_)) => {
                     if let Phase::Closing(closing) = phase {
                         closing.reader.missed();
@@ -341,7 +345,7 @@ impl<P: Port> Core<P> {
                     if connection.finished && connection.queue_pair.is_none() {
                         // Our side has finished and nobody reads: the peer must learn that its data are discarded.
                         connection.ends_by(DisconnectReason::Aborted);
-                        self.abort(connection);
+                        connection.abort(&mut self.link, &mut self.counters, self.now);
                     }
                     return;
                 }
@@ -353,20 +357,30 @@ impl<P: Port> Core<P> {
         }
     }
 
+    /// Answers a segment of an unknown flow, see [`Connections::on_stranger`].
+    #[cold]
+    fn on_stranger(&mut self, frame: &TcpFrame) -> Option<u32> {
+        let Core { connections, link, net, counters, config, now, .. } = self;
+        let index = connections.on_stranger(link, net, counters, config, *now, frame);
+        self.end_connections();
+        index
+    }
+}
+
+impl<P: Port> Link<P> {
     /// Answers a segment that belongs to no connection with a reset.
     #[cold]
-    pub(crate) fn send_reset(&mut self, frame: &TcpFrame, header: TcpHeader) {
+    pub(crate) fn send_reset(&mut self, counters: &mut Counters, to_self: bool, frame: &TcpFrame, header: TcpHeader) {
         if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
             return;
         }
-        if !self.link.has_room() {
+        if !self.has_room() {
             return;
         }
-        let to_self = self.net.addresses.loops_back(frame.flow.remote);
-        if self.link.send_bare(&mut self.counters, &frame.flow, frame.source_mac, to_self, header) {
-            self.counters.resets_sent += 1;
+        if self.send_bare(counters, &frame.flow, frame.source_mac, to_self, header) {
+            counters.resets_sent += 1;
         } else {
-            self.count_drop(DropReason::NoTransmitBuffer);
+            counters.count_drop(DropReason::NoTransmitBuffer);
         }
     }
 }

@@ -115,7 +115,8 @@ impl<P: Port> Core<P> {
             Resolution::Full => {
                 connection.ends_by(DisconnectReason::TimedOut);
                 if connection.is_opening() {
-                    self.startup_failed(connection, ConnectFailure::Limit);
+                    let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
+                    connection.fail_startup(link, rdma, counters, self.now, ConnectFailure::Limit);
                 }
                 false
             }
@@ -225,9 +226,14 @@ impl<P: Port> Link<P> {
         let path = self.path(mac, flow.local, flow.remote);
         let start = self.payload_start;
         let offload_tcp = self.offload_tcp && !to_self;
-        let Some(storage) = buffer.storage_mut() else { return false };
         let checksum = checksum(offload_tcp, 0);
-        let Ok(headers) = prepend_tcp(&mut storage[..start], &path, &header, 0, 0, checksum) else { return false };
+        let headers = buffer
+            .storage_mut()
+            .and_then(|storage| prepend_tcp(&mut storage[..start], &path, &header, 0, 0, checksum).ok());
+        let Some(headers) = headers else {
+            counters.cannot_be("the headers of a segment do not fit into a fresh buffer");
+            return false;
+        };
         buffer.set_range(start - headers, headers);
         if offload_tcp {
             buffer.set_transmit_checksums(offloads(headers, self.vlan, flow.local));
@@ -262,8 +268,10 @@ impl<P: Port> Link<P> {
             return false;
         };
         let start = self.payload_start;
-        let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)) else { return false };
-        let Some(length) = write(room) else { return false };
+        let Some(length) = buffer.storage_mut().and_then(|storage| write(storage.get_mut(start..)?)) else {
+            counters.cannot_be("a frame does not fit into a fresh buffer");
+            return false;
+        };
         buffer.set_range(start, length);
         self.enqueue(counters, buffer, false);
         true

@@ -132,8 +132,7 @@ impl<P: Port> Core<P> {
             return self.count_drop(DropReason::L4Checksum);
         }
         let payload = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len).unwrap_or(&[]);
-        let start = self.link.payload_start;
-        let most = self.link.port.capabilities().data_room - start;
+        let most = self.link.port.capabilities().data_room - self.link.payload_start;
         let path = Path {
             vlan: frame.vlan,
             ..Path::new(frame.source_mac, frame.destination_mac, frame.flow.remote, frame.flow.local)
@@ -143,19 +142,11 @@ impl<P: Port> Core<P> {
             let piece = &payload[at..payload.len().min(at + most)];
             let last = at + piece.len() == payload.len();
             let header = header_of_piece(frame.header, at, last);
-            // Out-of-order data may hold these buffers, so the reserve stays untouched.
-            if !self.link.has_free(self.link.transmit.reserve + 1) {
-                return self.count_drop(DropReason::NoTransmitBuffer);
-            }
-            let Some(mut buffer) = self.link.alloc() else { return self.count_drop(DropReason::NoTransmitBuffer) };
-            let Some(storage) = buffer.storage_mut() else { return };
-            let Some(room) = storage.get_mut(start..start + piece.len()) else { return };
-            room.copy_from_slice(piece);
-            let checksum = TcpChecksum::Full { payload_sum: checksum_sum(piece) };
-            let headers = prepend_tcp(&mut storage[..start], &path, &header, frame.ecn, piece.len(), checksum);
-            let Ok(headers) = headers else { return };
-            buffer.set_range(start - headers, headers + piece.len());
-            let Ok(Frame::Tcp(part)) = classify(buffer.data(), buffer.total_len()) else { return };
+            let Core { link, counters, .. } = self;
+            let Some(buffer) = link.frame_of_piece(counters, &path, &header, frame.ecn, piece) else { return };
+            let Ok(Frame::Tcp(part)) = classify(buffer.data(), buffer.total_len()) else {
+                return self.counters.cannot_be("a piece of a segment is none");
+            };
             self.receive_tcp(turn, &part, buffer);
             at += piece.len();
             if last {
@@ -163,6 +154,46 @@ impl<P: Port> Core<P> {
             }
         }
     }
+}
+
+impl<P: Port> Link<P> {
+    /// The frame of a piece of a segment, in a buffer of its own. `None`: there is no buffer, which is counted.
+    fn frame_of_piece(
+        &mut self,
+        counters: &mut Counters,
+        path: &Path,
+        header: &TcpHeader,
+        ecn: u8,
+        piece: &[u8],
+    ) -> Option<P::Buffer> {
+        // Out-of-order data may hold these buffers, so the reserve stays untouched.
+        let buffer = if self.has_free(self.transmit.reserve + 1) { self.alloc() } else { None };
+        let Some(mut buffer) = buffer else {
+            counters.count_drop(DropReason::NoTransmitBuffer);
+            return None;
+        };
+        if write_piece(&mut buffer, self.payload_start, path, header, ecn, piece).is_none() {
+            counters.cannot_be("a piece of a segment does not fit into a buffer");
+            return None;
+        }
+        Some(buffer)
+    }
+}
+
+fn write_piece<B: Buffer>(
+    buffer: &mut B,
+    start: usize,
+    path: &Path,
+    header: &TcpHeader,
+    ecn: u8,
+    piece: &[u8],
+) -> Option<()> {
+    let storage = buffer.storage_mut()?;
+    storage.get_mut(start..start + piece.len())?.copy_from_slice(piece);
+    let checksum = TcpChecksum::Full { payload_sum: checksum_sum(piece) };
+    let headers = prepend_tcp(&mut storage[..start], path, header, ecn, piece.len(), checksum).ok()?;
+    buffer.set_range(start - headers, headers + piece.len());
+    Some(())
 }
 
 /// Turns a reassembled packet into a frame again.

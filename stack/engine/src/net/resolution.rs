@@ -22,16 +22,18 @@ impl Net {
         self.neighbours.on_deadline(now);
         self.flush_requests(link, counters);
         while let Some(address) = self.neighbours.poll_unreachable() {
-            self.on_unreachable(connections, address);
+            self.on_unreachable(connections, counters, address);
         }
         if self.known_epoch != self.neighbours.epoch() {
             self.known_epoch = self.neighbours.epoch();
             while let Some(index) = self.unresolved.pop() {
                 counters.connections_scanned += 1;
-                if let Some(connection) = connections.table.get_mut(index) {
-                    connection.unresolved = false;
-                    connection.schedule(&mut connections.ready, index);
-                }
+                let Some(connection) = connections.table.get_mut(index) else {
+                    counters.cannot_be("a connection that is gone waits for an address");
+                    continue;
+                };
+                connection.unresolved = false;
+                connection.schedule(&mut connections.ready, index);
             }
         }
     }
@@ -62,10 +64,18 @@ impl Net {
     /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open connections go on
     /// asking until TCP gives up.
     #[cold]
-    fn on_unreachable<B: Buffer>(&mut self, connections: &mut Connections<B>, address: IpAddress) {
+    fn on_unreachable<B: Buffer>(
+        &mut self,
+        connections: &mut Connections<B>,
+        counters: &mut Counters,
+        address: IpAddress,
+    ) {
         let Net { addresses, unresolved, .. } = self;
         unresolved.retain(|index| {
-            let Some(connection) = connections.table.get_mut(*index) else { return false };
+            let Some(connection) = connections.table.get_mut(*index) else {
+                counters.cannot_be("a connection that is gone waits for an address");
+                return false;
+            };
             if connection.flow.local != address && addresses.next_hop(connection.flow.remote) != address {
                 return true;
             }

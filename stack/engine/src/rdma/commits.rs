@@ -26,15 +26,43 @@ use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, Turn};
 pub(crate) use self::held::{Held, Hold, WaitingCommit, WrittenRanges};
 pub(crate) use self::shares::Commits;
 use self::shares::{Asker, Ended};
+use crate::api::counters::Counters;
 use crate::api::work::{Completion, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Handle;
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
 use crate::rdma::running::Running;
+
+impl QueuePair {
+    /// The stream is over: undelivered messages complete as flushed. They arrived, but what preceded them is not known
+    /// to be durable.
+    #[cold]
+    pub(crate) fn flush_held(&mut self, lanes: &mut Lanes, counters: &mut Counters) {
+        for mut held in self.held.drain(..) {
+            held.completion.status = Status::Flushed;
+            if !lanes.push(held.queue, held.completion) {
+                counters.completion_overflows += 1;
+            }
+        }
+    }
+
+    /// Delivers the messages that no longer wait.
+    pub(crate) fn tell_held(&mut self, lanes: &mut Lanes) {
+        while let Some(held) = self.held.front()
+            && held.waits_for.is_none()
+            && let Some(held) = self.held.pop_front()
+        {
+            if !lanes.push(held.queue, held.completion) {
+                self.overflowed = Some(held.queue);
+            }
+        }
+    }
+}
 
 impl<P: Port> Core<P> {
     /// Takes a commit that the peer requests.
@@ -148,36 +176,12 @@ impl<P: Port> Core<P> {
                         queue_pair.written.put_back(written);
                     }
                 }
-                self.tell_held(&mut queue_pair);
+                queue_pair.tell_held(&mut self.rdma.lanes);
                 // It may have overflowed a queue, and later requests may be answered now.
                 if let Some(index) = queue_pair.connection {
                     self.connections.schedule_index(index);
                 }
                 self.give_queue_pair(Some(queue_pair));
-            }
-        }
-    }
-
-    /// Delivers the messages that no longer wait.
-    fn tell_held(&mut self, queue_pair: &mut QueuePair) {
-        while let Some(held) = queue_pair.held.front()
-            && held.waits_for.is_none()
-            && let Some(held) = queue_pair.held.pop_front()
-        {
-            if !self.rdma.lanes.push(held.queue, held.completion) {
-                queue_pair.overflowed = Some(held.queue);
-            }
-        }
-    }
-
-    /// The stream is over: undelivered messages complete as flushed. They arrived, but what preceded them is not known
-    /// to be durable.
-    #[cold]
-    pub(crate) fn flush_held(&mut self, queue_pair: &mut QueuePair) {
-        for mut held in queue_pair.held.drain(..) {
-            held.completion.status = Status::Flushed;
-            if !self.rdma.lanes.push(held.queue, held.completion) {
-                self.counters.completion_overflows += 1;
             }
         }
     }
@@ -237,7 +241,7 @@ impl<P: Port> Core<P> {
             Hold::Commit(key) => Some(key),
         };
         queue_pair.held.push_back(Held { completion, queue, waits_for, requests: stream.requests_accepted() });
-        self.tell_held(queue_pair);
+        queue_pair.tell_held(&mut self.rdma.lanes);
     }
 }
 

@@ -1,8 +1,12 @@
 //! Doorbells that rang, and queue pairs in the error state, whose work is flushed.
 
+use uwarp_tcp::Instant;
+
 use super::SWEEP_INTERVAL;
+use crate::api::counters::Counters;
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::Rdma;
 use crate::rdma::queue_pair::Stage;
 
 impl<P: Port> Core<P> {
@@ -38,24 +42,26 @@ impl<P: Port> Core<P> {
                 Some(index) => self.connections.schedule_index(index),
                 None if queue_pair.stage == Stage::Error => {
                     self.was_usual = false;
-                    self.flush_queue_pair_number(number);
+                    self.rdma.flush(&mut self.counters, number);
                 }
                 None => {}
             }
         }
     }
+}
 
+impl Rdma {
     /// Flushes what was posted to queue pairs in the error state without a doorbell.
-    pub(crate) fn sweep(&mut self) {
-        let mut failed = std::mem::take(&mut self.rdma.failed);
+    pub(crate) fn sweep(&mut self, counters: &mut Counters, now: Instant) {
+        let mut failed = std::mem::take(&mut self.failed);
         failed.retain(|number| {
-            let in_error = self.rdma.queue_pair(*number).is_some_and(|queue_pair| queue_pair.stage == Stage::Error);
+            let in_error = self.queue_pair(*number).is_some_and(|queue_pair| queue_pair.stage == Stage::Error);
             if in_error {
-                self.flush_queue_pair_number(*number);
+                self.flush(counters, *number);
             }
             in_error
         });
-        self.rdma.sweep_at = (!failed.is_empty()).then(|| self.now + SWEEP_INTERVAL);
-        self.rdma.failed = failed;
+        self.sweep_at = (!failed.is_empty()).then(|| now + SWEEP_INTERVAL);
+        self.failed = failed;
     }
 }

@@ -1,12 +1,16 @@
 //! The end of a stream by a fault, a Terminate or an overflow, and the flush of posted work.
 
-use crate::api::command::{AsyncEvent, DisconnectReason, TerminateCode};
+use crate::api::command::{AsyncEvent, DisconnectReason, EventSink, TerminateCode};
+use crate::api::counters::Counters;
 use crate::api::work::Status;
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::Rdma;
 use crate::rdma::choose::Refused;
+use crate::rdma::commits::Commits;
+use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::receive::{Failure, read_fault};
 use crate::rdma::running::{Ending, Limit, Outgoing, Source};
@@ -14,53 +18,70 @@ use uwarp_iwarp::Message;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 use uwarp_memory::AccessError;
 
-impl<P: Port> Core<P> {
-    /// Flushes a queue pair by its number.
-    pub(crate) fn flush_queue_pair_number(&mut self, number: u32) {
-        let Some(mut queue_pair) = self.rdma.queue_pairs.get_mut(number as usize).and_then(Option::take) else {
-            return;
-        };
-        self.flush_with(&mut queue_pair, None, None);
-        self.give_queue_pair(Some(queue_pair));
-    }
-
+impl QueuePair {
     /// Completes all posted work in order, as flushed. The send element at slot `send.0` from the head and the oldest
     /// receive get their own status. Completions that do not fit wait in the backlog of their lane.
+    pub(crate) fn flush(
+        &mut self,
+        lanes: &mut Lanes,
+        commits: &mut Commits,
+        events: &EventSink<AsyncEvent>,
+        counters: &mut Counters,
+        send: Option<(usize, Status)>,
+        receive: Option<Status>,
+    ) {
+        let was_flushed = std::mem::replace(&mut self.stage, Stage::Error) == Stage::Error;
+        let head = self.send.position() - self.send.begun() as u64;
+        let failing = send.map(|(at, status)| (head + at as u64, status));
+        loop {
+            let at = self.send.position() - self.send.begun() as u64;
+            let status = failing.filter(|(place, _)| *place == at).map_or(Status::Flushed, |(_, status)| status);
+            let Some(completion) = self.send.flush_one(self.number, status) else { break };
+            if !lanes.push(self.send_completions, completion) {
+                counters.completion_overflows += 1;
+            }
+        }
+        if !self.held.is_empty() {
+            self.flush_held(lanes, counters);
+        }
+        self.written.clear();
+        self.waiting_commits.clear();
+        commits.abandon(self.number);
+        let mut status = receive.unwrap_or(Status::Flushed);
+        while let Some(completion) = self.receive.flush_one(self.number, status) {
+            if !lanes.push(self.receive_completions, completion) {
+                counters.completion_overflows += 1;
+            }
+            status = Status::Flushed;
+        }
+        if let Some(queue) = self.receive.shared_queue().filter(|_| !was_flushed) {
+            events.send(AsyncEvent::LastReceiveReached { queue, queue_pair: self.number });
+        }
+    }
+}
+
+impl Rdma {
+    /// Flushes a queue pair by its number.
+    pub(crate) fn flush(&mut self, counters: &mut Counters, number: u32) {
+        let Rdma { queue_pairs, lanes, commits, events, .. } = self;
+        if let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) {
+            queue_pair.flush(lanes, commits, events, counters, None, None);
+        }
+    }
+
+    /// As [`QueuePair::flush`], for one that is taken out of the table.
     pub(crate) fn flush_with(
         &mut self,
+        counters: &mut Counters,
         queue_pair: &mut QueuePair,
         send: Option<(usize, Status)>,
         receive: Option<Status>,
     ) {
-        let was_flushed = std::mem::replace(&mut queue_pair.stage, Stage::Error) == Stage::Error;
-        let head = queue_pair.send.position() - queue_pair.send.begun() as u64;
-        let failing = send.map(|(at, status)| (head + at as u64, status));
-        loop {
-            let at = queue_pair.send.position() - queue_pair.send.begun() as u64;
-            let status = failing.filter(|(place, _)| *place == at).map_or(Status::Flushed, |(_, status)| status);
-            let Some(completion) = queue_pair.send.flush_one(queue_pair.number, status) else { break };
-            if !self.rdma.lanes.push(queue_pair.send_completions, completion) {
-                self.counters.completion_overflows += 1;
-            }
-        }
-        if !queue_pair.held.is_empty() {
-            self.flush_held(queue_pair);
-        }
-        queue_pair.written.clear();
-        queue_pair.waiting_commits.clear();
-        self.rdma.commits.abandon(queue_pair.number);
-        let mut status = receive.unwrap_or(Status::Flushed);
-        while let Some(completion) = queue_pair.receive.flush_one(queue_pair.number, status) {
-            if !self.rdma.lanes.push(queue_pair.receive_completions, completion) {
-                self.counters.completion_overflows += 1;
-            }
-            status = Status::Flushed;
-        }
-        if let Some(queue) = queue_pair.receive.shared_queue().filter(|_| !was_flushed) {
-            self.control.events.send(AsyncEvent::LastReceiveReached { queue, queue_pair: queue_pair.number });
-        }
+        queue_pair.flush(&mut self.lanes, &mut self.commits, &self.events, counters, send, receive);
     }
+}
 
+impl<P: Port> Core<P> {
     /// Ends a stream because this side found a fault.
     #[cold]
     pub(crate) fn fail_stream(
@@ -94,10 +115,10 @@ impl<P: Port> Core<P> {
         if let Some(queue_pair) = queue_pair {
             let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
             let was_flushed = queue_pair.stage == Stage::Error;
-            self.flush_with(queue_pair, send, failure.receive);
+            self.rdma.flush_with(&mut self.counters, queue_pair, send, failure.receive);
             if !was_flushed {
                 let status = failure.receive.or(failure.send).unwrap_or(Status::PeerProtocol);
-                self.control.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
+                self.rdma.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
             }
         }
         connection.quiet = false;
@@ -110,7 +131,7 @@ impl<P: Port> Core<P> {
             running.terminate = message;
         } else if running.terminate.is_none() {
             // Otherwise an earlier fault's Terminate is still to be sent, and FIN follows it.
-            self.close_tcp(connection);
+            connection.close_tcp(self.now);
         }
     }
 
@@ -155,7 +176,7 @@ impl<P: Port> Core<P> {
         let message = running.stream.fail(fault, None);
         connection.ends_by(DisconnectReason::LocalError(status));
         let at = queue_pair.send.begun();
-        self.flush_with(queue_pair, Some((at, status)), None);
+        self.rdma.flush_with(&mut self.counters, queue_pair, Some((at, status)), None);
         let failure = Failure { fault, receive: None, send: None };
         self.end_by_fault(connection, Some(queue_pair), failure, message);
     }
@@ -178,16 +199,16 @@ impl<P: Port> Core<P> {
             }
         };
         connection.ends_by(DisconnectReason::PeerTerminated(code));
-        self.control.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
+        self.rdma.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
-        self.flush_with(queue_pair, began.then_some((0, status)), None);
+        self.rdma.flush_with(&mut self.counters, queue_pair, began.then_some((0, status)), None);
         if let Phase::Running(running) = &mut connection.phase {
             running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
             running.outgoing = None;
             running.terminate = None;
             running.ending = Ending::Closed;
         }
-        self.close_tcp(connection);
+        connection.close_tcp(self.now);
     }
 
     /// A completion did not fit. Nothing is lost, but the queue pair cannot continue.
@@ -199,7 +220,7 @@ impl<P: Port> Core<P> {
         }
         self.counters.completion_overflows += 1;
         let number = queue_pair.number;
-        self.control.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
+        self.rdma.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
         connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
         let Phase::Running(running) = &mut connection.phase else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;

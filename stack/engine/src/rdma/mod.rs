@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use uwarp_tcp::Instant;
 
+use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink};
+use crate::connection::Connection;
 use crate::rdma::commits::Commits;
 use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
-use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::queue_pair::{QueuePair, Stage};
 
 pub(crate) mod choose;
 pub(crate) mod commits;
@@ -41,6 +43,8 @@ pub(crate) struct Rdma {
     pub(crate) commits: Commits,
     /// Memory for incomplete FPDUs.
     pub(crate) gathers: Gathers,
+    /// Where faults of streams and queue pairs are reported.
+    pub(crate) events: EventSink<AsyncEvent>,
     /// When the queue pairs of `failed` are checked next.
     pub(crate) sweep_at: Option<Instant>,
     /// Queue pairs in the error state.
@@ -48,12 +52,13 @@ pub(crate) struct Rdma {
 }
 
 impl Rdma {
-    pub(crate) fn new(queue_pairs: u32, commits: Commits) -> Rdma {
+    pub(crate) fn new(queue_pairs: u32, commits: Commits, events: EventSink<AsyncEvent>) -> Rdma {
         Rdma {
             queue_pairs: (0..queue_pairs).map(|_| None).collect(),
             lanes: Lanes::default(),
             commits,
             gathers: Gathers::default(),
+            events,
             sweep_at: None,
             failed: Vec::new(),
         }
@@ -62,6 +67,57 @@ impl Rdma {
     /// The queue pair with this number.
     pub(crate) fn queue_pair(&mut self, number: u32) -> Option<&mut QueuePair> {
         self.queue_pairs.get_mut(number as usize)?.as_deref_mut()
+    }
+
+    /// Takes a queue pair out of the table, for a while or for good.
+    #[inline]
+    pub(crate) fn take(&mut self, number: Option<u32>) -> Option<Box<QueuePair>> {
+        self.queue_pairs.get_mut(number? as usize)?.take()
+    }
+
+    /// Puts it back.
+    #[inline]
+    pub(crate) fn give(&mut self, queue_pair: Option<Box<QueuePair>>) {
+        if let Some(queue_pair) = queue_pair
+            && let Some(place) = self.queue_pairs.get_mut(queue_pair.number as usize)
+        {
+            *place = Some(queue_pair);
+        }
+    }
+
+    /// Whether a queue pair may get a connection.
+    pub(crate) fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
+        let Some(queue_pair) = self.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
+        let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
+        let idle = queue_pair.stage == Stage::Idle && queue_pair.connection.is_none();
+        if idle && self.lanes.contains(send) && self.lanes.contains(receive) {
+            Ok(())
+        } else {
+            Err(ConnectFailure::QueuePair)
+        }
+    }
+
+    /// Attaches a queue pair to the connection at `index`.
+    pub(crate) fn bind(&mut self, number: u32, index: u32) {
+        if let Some(queue_pair) = self.queue_pair(number) {
+            queue_pair.stage = Stage::Connected;
+            queue_pair.connection = Some(index);
+        }
+    }
+
+    /// Detaches the queue pair from its connection; it is idle again.
+    pub(crate) fn unbind(&mut self, connection: &mut Connection) -> Option<&mut QueuePair> {
+        let queue_pair = self.queue_pair(connection.queue_pair.take()?)?;
+        queue_pair.connection = None;
+        queue_pair.stage = Stage::Idle;
+        Some(queue_pair)
+    }
+
+    /// Reports to a queue pair that its connection failed.
+    pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
+        if let Some(queue_pair) = self.queue_pair(number) {
+            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+        }
     }
 
     /// Checks a queue pair in the error state from now on, periodically.

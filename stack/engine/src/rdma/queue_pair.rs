@@ -97,6 +97,14 @@ impl QueuePair {
         }
     }
 
+    /// Completes send elements that are done, in posting order. `acknowledged`: octets of the stream that the peer has.
+    #[inline]
+    pub(crate) fn retire(&mut self, lanes: &mut Lanes, acknowledged: u64) {
+        while let Some(completion) = self.send.retire(self.number, acknowledged) {
+            self.complete_send(lanes, completion);
+        }
+    }
+
     /// Publishes the completion of a receive.
     #[inline]
     pub(crate) fn complete_receive(&mut self, lanes: &mut Lanes, completion: Completion) {

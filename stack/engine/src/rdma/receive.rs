@@ -151,11 +151,7 @@ impl<P: Port> Core<P> {
     /// Puts it back.
     #[inline]
     pub(crate) fn give_queue_pair(&mut self, queue_pair: Option<Box<QueuePair>>) {
-        if let Some(queue_pair) = queue_pair
-            && let Some(place) = self.rdma.queue_pairs.get_mut(queue_pair.number as usize)
-        {
-            *place = Some(queue_pair);
-        }
+        self.rdma.give(queue_pair);
     }
 
     /// The first piece of an FPDU.
@@ -411,9 +407,7 @@ impl<P: Port> Core<P> {
     /// count on hearing first that theirs has arrived, which the same segment may acknowledge.
     #[inline]
     fn retire_acknowledged(&mut self, acknowledged: u64, queue_pair: &mut QueuePair) {
-        while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
-            self.complete_send(queue_pair, completion);
-        }
+        queue_pair.retire(&mut self.rdma.lanes, acknowledged);
     }
 
     /// Publishes the completion of a send element, if one is wanted.

@@ -5,7 +5,6 @@
 //! one begins: segments of two messages are never mixed (RFC 5040 §5.5).
 
 use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
-use uwarp_iwarp::qp::Event;
 use uwarp_memory::{AccessError, Turn, kernels};
 use uwarp_tcp::State;
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
@@ -13,17 +12,18 @@ use uwarp_wire::mpa::MARKER_LEN;
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::bytestream::conversion::TextPushed;
-use crate::connection::Connection;
 use crate::connection::Record;
 use crate::connection::phase::{Closing, Phase};
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::choose::{Chosen, choose, header_len, send_kind};
 use crate::rdma::cutting::copy_payload;
 use crate::rdma::fpdu::Fpdu;
 use crate::rdma::packing::{Open, Pulled};
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
+use crate::rdma::running::{Limit, Outgoing, Running, Source};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 pub(crate) const BALANCE_LIMIT: i64 = 256 << 10;
@@ -75,28 +75,30 @@ impl<P: Port> Core<P> {
     ) -> bool {
         connection.quiet = false;
         if let Phase::Stream(_) = connection.phase {
-            return self.feed_stream(index, connection);
+            let Core { connections, link, streams, counters, now, .. } = self;
+            return connections.feed_stream(link, streams, counters, *now, index, connection);
         }
         if connection.stream.is_some() {
             // What was written before MPA took over comes before anything of MPA's.
-            match self.push_text(index, connection) {
+            let Core { connections, link, streams, counters, now, .. } = self;
+            match connections.push_text(link, streams, counters, *now, index, connection) {
                 TextPushed::All => {}
                 TextPushed::TimeWaits => return false,
                 TextPushed::More => return true,
             }
         }
         if connection.startup_frame.is_some() {
-            if !self.push_startup_frame(connection) {
+            if !self.connections.push_startup_frame(&mut self.link, connection) {
                 return true;
             }
             if let Phase::Running(_) = connection.phase
                 && connection.startup_frame.is_none()
             {
-                self.leave_stream(connection);
+                connection.leave_stream(&self.connections.tcp_config);
             }
         }
         if let Phase::Closing(Closing { close_when_sent: true, .. }) = connection.phase {
-            self.close_tcp(connection);
+            connection.close_tcp(self.now);
             return false;
         }
         let Phase::Running(running) = &mut connection.phase else { return false };
@@ -106,9 +108,9 @@ impl<P: Port> Core<P> {
         let Some(queue_pair) = queue_pair else { return false };
         if !running.stream.may_send_messages() {
             if running.stream.state().flushes() {
-                self.flush_with(queue_pair, None, None);
+                self.rdma.flush_with(&mut self.counters, queue_pair, None, None);
             } else {
-                self.close_if_finished(connection, queue_pair);
+                connection.close_if_finished(queue_pair, self.now);
             }
             return false;
         }
@@ -127,7 +129,7 @@ impl<P: Port> Core<P> {
         }
         match pulled {
             Pulled::Dry => {
-                self.close_if_finished(connection, queue_pair);
+                connection.close_if_finished(queue_pair, self.now);
                 connection.quiet = connection.is_quiet(queue_pair);
                 false
             }
@@ -342,39 +344,6 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Hands the start-up frame to TCP. False: no buffer, or TCP does not take it yet.
-    #[cold]
-    pub(crate) fn push_startup_frame(&mut self, connection: &mut Connection) -> bool {
-        if !matches!(connection.tcp.state(), State::Established | State::CloseWait) {
-            return true;
-        }
-        let Some(frame) = connection.startup_frame.take() else { return true };
-        if self.push_octets(connection, &frame) {
-            if let Phase::Running(running) = &mut connection.phase {
-                // Whatever else went before the frame.
-                running.transmit_start = connection.tcp.octets_pushed();
-            }
-            return true;
-        }
-        connection.startup_frame = Some(frame);
-        self.connections.starved = true;
-        false
-    }
-
-    /// Hands TCP a record of plain octets, at most what a buffer holds.
-    fn push_octets(&mut self, connection: &mut Connection, octets: &[u8]) -> bool {
-        let Some(mut buffer) = self.link.alloc() else { return false };
-        let start = self.link.payload_start;
-        let room = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + octets.len()));
-        let Some(room) = room else { return false };
-        room.copy_from_slice(octets);
-        buffer.set_range(start, octets.len());
-        let sum = kernels::checksum_sum(octets);
-        let token = self.connections.records.insert(Record { buffer, length: octets.len() as u32, sum });
-        connection.tcp.push(token, octets.len() as u32);
-        true
-    }
-
     /// Hands the Terminate to TCP and closes behind it. True: not yet possible.
     #[cold]
     fn push_terminate(&mut self, connection: &mut Connection) -> bool {
@@ -399,7 +368,7 @@ impl<P: Port> Core<P> {
             let length = mark(running, connection.tcp.octets_pushed(), &mut fpdu, length);
             fpdu.truncate(length);
         }
-        if !self.push_octets(connection, &fpdu) {
+        if !self.connections.push_octets(&mut self.link, connection, &fpdu) {
             self.connections.starved = true;
             return true;
         }
@@ -408,33 +377,52 @@ impl<P: Port> Core<P> {
         }
         self.counters.fpdus_sent += 1;
         self.counters.terminates_sent += 1;
-        self.close_tcp(connection);
+        connection.close_tcp(self.now);
+        false
+    }
+}
+
+impl<B: Buffer> Connections<B> {
+    /// Hands the start-up frame to TCP. False: no buffer, or TCP does not take it yet.
+    #[cold]
+    pub(crate) fn push_startup_frame<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        connection: &mut Connection,
+    ) -> bool {
+        if !matches!(connection.tcp.state(), State::Established | State::CloseWait) {
+            return true;
+        }
+        let Some(frame) = connection.startup_frame.take() else { return true };
+        if self.push_octets(link, connection, &frame) {
+            if let Phase::Running(running) = &mut connection.phase {
+                // Whatever else went before the frame.
+                running.transmit_start = connection.tcp.octets_pushed();
+            }
+            return true;
+        }
+        connection.startup_frame = Some(frame);
+        self.starved = true;
         false
     }
 
-    /// Closes TCP on our side once the queue is worked off, if that is wanted.
-    #[inline]
-    pub(crate) fn close_if_finished(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
-        let Phase::Running(running) = &mut connection.phase else { return };
-        let Ending::Finishing { until } = running.ending else { return };
-        if connection.startup_frame.is_some() {
-            // The peer learns from it that there was a stream; behind FIN it could not be sent.
-            return;
-        }
-        // The indication is owed even if there is nothing else to say: without it the responder could not speak.
-        // A message that waits for a commit came whole, and is told before the end.
-        let idle = running.outgoing.is_none()
-            && queue_pair.held.is_empty()
-            && !running.stream.owes_response()
-            && !running.stream.owes_ready_to_receive();
-        let reads_left = running.stream.reads_outstanding() > 0 && !running.peer_closed;
-        if idle && !reads_left && queue_pair.send.position() >= until {
-            running.ending = Ending::Closed;
-            // That of start-up, if it is not over: from here on it would mean the end of a Terminate's wait.
-            running.limit = Limit::None;
-            let _ = running.stream.advance(Event::LocalClose);
-            self.close_tcp(connection);
-        }
+    /// Hands TCP a record of plain octets, at most what a buffer holds.
+    fn push_octets<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        connection: &mut Connection,
+        octets: &[u8],
+    ) -> bool {
+        let Some(mut buffer) = link.alloc() else { return false };
+        let start = link.payload_start;
+        let room = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + octets.len()));
+        let Some(room) = room else { return false };
+        room.copy_from_slice(octets);
+        buffer.set_range(start, octets.len());
+        let sum = kernels::checksum_sum(octets);
+        let token = self.records.insert(Record { buffer, length: octets.len() as u32, sum });
+        connection.tcp.push(token, octets.len() as u32);
+        true
     }
 }
 

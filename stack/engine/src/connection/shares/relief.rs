@@ -2,17 +2,20 @@
 
 use super::{REVIEW, WATCH, Watched, is_silent};
 use crate::api::command::DisconnectReason;
+use crate::api::config::EngineConfig;
+use crate::api::counters::Counters;
+use crate::connection::Connections;
 use crate::connection::slab::Handle;
-use crate::core::Core;
-use crate::link::port::Port;
+use crate::link::Link;
+use crate::link::port::{Buffer, Port};
+use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
-impl<P: Port> Core<P> {
+impl<B: Buffer> Connections<B> {
     /// The handshake of a passive connection is done; its MPA Request may come.
     pub(crate) fn await_request(&mut self, index: u32, port: u16) {
-        let table = &self.connections.table;
-        let (Some(handle), Some(listener)) =
-            (table.reserved_handle(index), self.connections.opening.listeners.get_mut(&port))
+        let table = &self.table;
+        let (Some(handle), Some(listener)) = (table.reserved_handle(index), self.opening.listeners.get_mut(&port))
         else {
             return;
         };
@@ -26,16 +29,28 @@ impl<P: Port> Core<P> {
 
     /// Whether a full listener makes room for a connection from `source`: the longest silent connection is evicted,
     /// unless `source` has half of the places already.
-    pub(crate) fn make_room(&mut self, port: u16, source: IpAddress) -> bool {
-        let Some(listener) = self.connections.opening.listeners.get_mut(&port) else { return false };
+    pub(crate) fn make_room<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        port: u16,
+        source: IpAddress,
+    ) -> bool {
+        let Some(listener) = self.opening.listeners.get_mut(&port) else { return false };
         if listener.silent.by_source.get(&source).is_some_and(|count| 2 * count >= listener.backlog) {
             return false;
         }
-        let table = &self.connections.table;
+        let table = &self.table;
         while let Some(handle) = listener.silent.order.pop_front() {
             let index = table.resolve(handle);
             if let Some(index) = index.filter(|index| table.get(*index).is_some_and(is_silent)) {
-                self.evict(index);
+                self.evict(link, counters, now, index);
+                if let Some(connection) = self.table.get_mut(index) {
+                    // Its place is another's from now on, although the connection ends only with the step.
+                    self.opening.leave_listener(connection);
+                    connection.phase.end();
+                }
                 return true;
             }
         }
@@ -45,34 +60,40 @@ impl<P: Port> Core<P> {
     /// Some connections get no transmit buffer: ends the one that holds most of those whose peers are too slow (RFC
     /// 6429). A connection is observed for [`WATCH`] before. None is ended while most buffers return within that time.
     #[cold]
-    pub(crate) fn relieve(&mut self) {
-        let pressure = &mut self.connections.pressure;
-        if self.now < pressure.review_at {
+    pub(crate) fn relieve<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        config: &EngineConfig,
+        now: Instant,
+    ) {
+        let pressure = &mut self.pressure;
+        if now < pressure.review_at {
             return;
         }
-        if self.now > pressure.review_at + 10 * REVIEW {
+        if now > pressure.review_at + 10 * REVIEW {
             // There were enough buffers meanwhile.
             pressure.watched.clear();
             pressure.condemned.clear();
         }
-        pressure.review_at = self.now + REVIEW;
-        if pressure.watched.is_empty() || self.now >= pressure.watched_since + WATCH {
-            self.watch();
+        pressure.review_at = now + REVIEW;
+        if pressure.watched.is_empty() || now >= pressure.watched_since + WATCH {
+            self.watch(counters, config, now);
         }
-        while let Some(handle) = self.connections.pressure.condemned.pop() {
-            if let Some(index) = self.connections.table.resolve(handle) {
-                return self.evict(index);
+        while let Some(handle) = self.pressure.condemned.pop() {
+            if let Some(index) = self.table.resolve(handle) {
+                return self.evict(link, counters, now, index);
             }
         }
     }
 
     /// Finds the connections that were too slow since the last observation, and starts to observe all that hold
     /// buffers.
-    fn watch(&mut self) {
-        let (table, pressure) = (&self.connections.table, &mut self.connections.pressure);
-        self.counters.connections_scanned += table.len() as u64;
-        let elapsed = self.now - pressure.watched_since;
-        let least = u64::from(self.config.limits.least_rate) * elapsed.as_secs();
+    fn watch(&mut self, counters: &mut Counters, config: &EngineConfig, now: Instant) {
+        let (table, pressure) = (&self.table, &mut self.pressure);
+        counters.connections_scanned += table.len() as u64;
+        let elapsed = now - pressure.watched_since;
+        let least = u64::from(config.limits.least_rate) * elapsed.as_secs();
         let mut slow: Vec<(usize, Handle)> = Vec::new();
         let (mut held, mut taken) = (0, 0);
         for watched in pressure.watched.drain(..) {
@@ -90,7 +111,7 @@ impl<P: Port> Core<P> {
         }
         slow.sort_unstable_by_key(|(records, _)| *records);
         pressure.condemned = slow.into_iter().map(|(_, handle)| handle).collect();
-        pressure.watched_since = self.now;
+        pressure.watched_since = now;
         for (index, connection) in table.iter().filter(|(_, connection)| connection.tcp.records() > 0) {
             let Some(handle) = table.reserved_handle(index) else { continue };
             let (acknowledged, pushed) = (connection.tcp.octets_acknowledged(), connection.tcp.octets_pushed());
@@ -99,11 +120,12 @@ impl<P: Port> Core<P> {
     }
 
     /// Ends a connection whose resources others need.
-    fn evict(&mut self, index: u32) {
-        let Some(mut connection) = self.connections.table.take(index) else { return };
-        self.counters.evicted += 1;
-        connection.ends_by(DisconnectReason::TimedOut);
-        self.abort(&mut connection);
-        self.put_back(index, connection);
+    fn evict<P: Port<Buffer = B>>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant, index: u32) {
+        if let Some(connection) = self.table.get_mut(index) {
+            counters.evicted += 1;
+            connection.ends_by(DisconnectReason::TimedOut);
+            connection.abort(link, counters, now);
+            self.end(index);
+        }
     }
 }
