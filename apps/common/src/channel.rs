@@ -267,7 +267,7 @@ impl AsFd for Channel {
 
 /// Whether work failed because its connection ended.
 fn is_over(status: Status) -> bool {
-    matches!(status, Status::Flushed | Status::ConnectionLost)
+    status == Status::Flushed
 }
 
 /// Why a connection ended, to complete a sentence.

@@ -376,7 +376,7 @@ impl Client {
         }
         while let Some(done) = link.wire.pair.poll() {
             match (done.opcode, done.status) {
-                (_, Status::Flushed | Status::ConnectionLost) => {}
+                (_, Status::Flushed) => {}
                 (CompletionOpcode::Receive, Status::Success) => {
                     let octets = link.wire.received(done.id, done.length);
                     let message: ToClient = serde_json::from_slice(&octets).expect("a message");

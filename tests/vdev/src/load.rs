@@ -113,7 +113,7 @@ impl Account {
         assert!(self.open.remove(&completion.id), "completed twice, or never posted: {completion:?}");
         let success = completion.status == Status::Success;
         if !success {
-            let expected = matches!(completion.status, Status::Flushed | Status::ConnectionLost);
+            let expected = completion.status == Status::Flushed;
             let reason = self.endpoint.queue_pair.disconnect_reason();
             assert!(
                 lost && expected,

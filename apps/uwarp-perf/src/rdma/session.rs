@@ -193,7 +193,7 @@ impl Session {
             .enumerate()
             .find(|(_, queue_pair)| queue_pair.number() == completion.queue_pair);
         match (found, completion.status) {
-            (Some((index, queue_pair)), Status::Flushed | Status::ConnectionLost) => {
+            (Some((index, queue_pair)), Status::Flushed) => {
                 // The completions may arrive slightly before the reason.
                 let _ = queue_pair.wait_disconnected(Duration::from_millis(100));
                 anyhow::anyhow!("the connection of queue pair {index} has ended: {}", why_disconnected(queue_pair))

@@ -46,11 +46,10 @@ pub enum Status {
     RemoteOperation = 5,
     /// The peer sent something unacceptable: a bad CRC, header or message number.
     PeerProtocol = 6,
-    /// Not executed: the queue pair left the ready state before. The memory of a receive or a Read may hold a part of
-    /// the data; its contents are indeterminate (RFC 5040 §3.1).
+    /// Not executed as far as is known: the queue pair left the ready state before, for instance because its connection
+    /// ended or was lost. The event of that end has the reason. The memory of a receive or a Read may hold a part of the
+    /// data; its contents are indeterminate (RFC 5040 §3.1).
     Flushed = 7,
-    /// The connection was lost: reset, or no answer within the user time-out.
-    ConnectionLost = 8,
     /// The completion queue overflowed.
     CompletionQueueOverflow = 9,
     /// The device or its engine failed.

@@ -235,7 +235,7 @@ impl Responder {
     /// before the reason is known.
     pub(super) fn lose(&mut self, status: WorkStatus, tag: Option<u64>) {
         let read = tag.and_then(|tag| tag.checked_sub(1)).and_then(|slot| self.calls.get(slot as usize)?.as_ref());
-        let was_refused = !matches!(status, WorkStatus::Flushed | WorkStatus::ConnectionLost);
+        let was_refused = status != WorkStatus::Flushed;
         let guilty = read.filter(|_| was_refused);
         if let Some(call) = guilty {
             self.common.retries.convict(self.peer.ip(), call.xid);

@@ -48,7 +48,6 @@ fn status_of(status: Status) -> ibv_wc_status {
         Status::RemoteOperation => IBV_WC_REM_OP_ERR,
         Status::PeerProtocol => IBV_WC_BAD_RESP_ERR,
         Status::Flushed => IBV_WC_WR_FLUSH_ERR,
-        Status::ConnectionLost => IBV_WC_RETRY_EXC_ERR,
         Status::CompletionQueueOverflow | Status::Fatal => IBV_WC_FATAL_ERR,
         Status::CommitFailed => IBV_WC_GENERAL_ERR,
     }
