@@ -3,16 +3,7 @@
 //! interface.
 #![allow(unsafe_code)] // One of the four unsafe islands: this is the border to C.
 
+mod bindings;
 pub mod fast;
-mod mbuf;
-
-#[allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unnecessary_transmutes)]
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
-mod bindings {
-    use super::rte_mbuf;
-
-    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
-}
 
 pub use bindings::*;
-pub use mbuf::rte_mbuf;

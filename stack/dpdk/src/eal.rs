@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dpdk_sys::{self as sys, fast};
 use serde::{Deserialize, Serialize};
 
+use crate::log::{error_text, last_error};
+pub use crate::pool::UnusedPool;
 use crate::{Error, gate, log, maintenance, pool, signal};
 
 /// How DPDK is started.
@@ -173,15 +175,6 @@ impl Eal {
     }
 }
 
-/// A buffer pool that no port uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnusedPool {
-    /// Its free buffers.
-    pub free: u32,
-    /// All of its buffers.
-    pub total: u32,
-}
-
 /// DPDK's version, `DPDK 22.11.11`.
 pub fn version() -> String {
     // SAFETY: returns a static string.
@@ -310,18 +303,6 @@ fn explain(config: &EalConfig, reason: String) -> Error {
         return Error::OutOfMemory { what: format!("DPDK to start ({reason})"), memory_mib: config.memory_mib };
     }
     Error::Initialisation { reason }
-}
-
-/// The last call's `rte_errno`.
-pub(crate) fn last_error() -> i32 {
-    // SAFETY: reads a thread-local variable.
-    unsafe { sys::uwarp_errno() }
-}
-
-/// The text of an error number, which may be negative as calls return it.
-pub(crate) fn error_text(number: i32) -> String {
-    // SAFETY: the text is static or the thread's own, and copied here.
-    unsafe { CStr::from_ptr(sys::rte_strerror(number.abs())) }.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

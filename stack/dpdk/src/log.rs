@@ -1,7 +1,7 @@
-//! DPDK's log: passed on to `tracing`; the last messages are kept for the texts of errors.
+//! What DPDK says: its log, passed on to `tracing`, whose last messages are kept for the texts of errors; and its error numbers.
 
 use std::collections::VecDeque;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 use std::sync::{Mutex, PoisonError};
 
 use dpdk_sys as sys;
@@ -75,4 +75,16 @@ impl Mark {
         let said: Vec<&str> = complaints.last.iter().skip(complaints.last.len() - new).map(String::as_str).collect();
         format!("{otherwise} ({})", said.join("; "))
     }
+}
+
+/// The last call's `rte_errno`.
+pub(crate) fn last_error() -> i32 {
+    // SAFETY: reads a thread-local variable.
+    unsafe { sys::uwarp_errno() }
+}
+
+/// The text of an error number, which may be negative as calls return it.
+pub(crate) fn error_text(number: i32) -> String {
+    // SAFETY: the text is static or the thread's own, and copied here.
+    unsafe { CStr::from_ptr(sys::rte_strerror(number.abs())) }.to_string_lossy().into_owned()
 }

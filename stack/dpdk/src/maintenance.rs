@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dpdk_sys as sys;
 
 use crate::gate::{self, BurstFlag};
-use crate::port::replug::Recipe;
+use crate::port::description::link;
 
 /// How often ports are looked after while the link of one is down.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -20,13 +20,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 static PORTS: Mutex<Vec<Arc<Reconnector>>> = Mutex::new(Vec::new());
 
+/// Makes a device anew.
+pub(crate) trait Replug: std::fmt::Debug + Send + Sync {
+    /// Closes the device with the port number `old` and creates it again. Returns the new port's number; `None` while there is no
+    /// peer.
+    fn replug(&self, old: Option<u16>) -> Option<u16>;
+}
+
 /// How a device reconnects.
 #[derive(Debug)]
 pub(crate) enum Cure {
     /// By a stop and a start (memif client).
     Restart,
     /// By being made anew (virtio-user that connects).
-    Replug(Box<Recipe>),
+    Replug(Box<dyn Replug>),
 }
 
 /// Reconnects a connecting port.
@@ -119,7 +126,7 @@ impl Reconnector {
         }
         let now = Instant::now();
         let port = self.port.load(Ordering::Relaxed);
-        if state.plugged && crate::port::link(port).up {
+        if state.plugged && link(port).up {
             state.pause = FIRST_PAUSE;
             state.next_attempt = now + state.pause;
             return Visit::Up;
@@ -130,7 +137,7 @@ impl Reconnector {
         let connected = match &self.cure {
             Cure::Restart => gate::exclusive(|| {
                 // The interrupt thread may have completed the handshake while we waited for the gate.
-                if crate::port::link(port).up {
+                if link(port).up {
                     return true;
                 }
                 self.set_stopped(true);

@@ -11,12 +11,20 @@ use std::time::{Duration, Instant};
 
 use dpdk_sys::{self as sys, rte_mempool};
 
-use crate::eal::UnusedPool;
 use crate::{Error, HEADROOM};
 
 /// A pool is freed no sooner than this after it was first seen full and unused: the thread that returned the last
 /// buffer may still be inside that call.
 const REST: Duration = Duration::from_secs(1);
+
+/// A buffer pool that no port uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnusedPool {
+    /// Its free buffers.
+    pub free: u32,
+    /// All of its buffers.
+    pub total: u32,
+}
 
 struct Entry {
     raw: NonNull<rte_mempool>,

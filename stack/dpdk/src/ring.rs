@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use dpdk_sys::{self as sys, rte_ring};
 
 use crate::Error;
-use crate::eal::{error_text, last_error};
+use crate::log::{error_text, last_error};
 
 /// Slots of a ring; one always stays empty.
 const SLOTS: u32 = 1024;

@@ -4,9 +4,10 @@ use std::ptr::NonNull;
 
 use dpdk_sys::{self as sys, rte_mempool};
 
-use super::PortOptions;
+use super::description::PortOptions;
 use super::open::{self, Features, add, close_device, configure, on_bus, port_of, set_up_queue};
 use crate::gate;
+use crate::maintenance::Replug;
 use crate::plan::Plan;
 
 /// Everything needed to recreate the device as it was.
@@ -25,9 +26,8 @@ unsafe impl Send for Recipe {}
 // SAFETY: as above; nothing here changes.
 unsafe impl Sync for Recipe {}
 
-impl Recipe {
-    /// Closes the device and creates it again. Returns the new port's number; `None` while there is no peer.
-    pub(crate) fn replug(&self, old: Option<u16>) -> Option<u16> {
+impl Replug for Recipe {
+    fn replug(&self, old: Option<u16>) -> Option<u16> {
         on_bus(|| {
             if let Some(port) = old {
                 // Querying the link may just have deferred, by an alarm, the driver's handling of a lost peer.
@@ -46,7 +46,9 @@ impl Recipe {
             None
         })
     }
+}
 
+impl Recipe {
     fn start(&self, port: u16) -> bool {
         let mut limits = sys::rte_eth_dev_info::default();
         // SAFETY: the port is open; the structure is filled in.

@@ -1,8 +1,16 @@
-//! DPDK's packet header.
+//! What bindgen makes of DPDK's headers, and the packet header, which it cannot make for all versions. Each names the other.
 
 use core::ffi::c_void;
 
-use crate::rte_mempool;
+pub use generated::*;
+
+#[allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unnecessary_transmutes)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod generated {
+    use super::rte_mbuf;
+
+    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+}
 
 /// `struct rte_mbuf`, flat.
 ///
@@ -39,8 +47,8 @@ macro_rules! same_offsets {
     ($($field:ident = $c:ident),+ $(,)?) => {
         const _: () = {
             $(assert!(
-                core::mem::offset_of!(rte_mbuf, $field) == crate::$c,
-                concat!("this DPDK's struct rte_mbuf has its field ", stringify!($field), " elsewhere: adapt stack/dpdk-sys/src/mbuf.rs")
+                core::mem::offset_of!(rte_mbuf, $field) == generated::$c,
+                concat!("this DPDK's struct rte_mbuf has its field ", stringify!($field), " elsewhere: adapt stack/dpdk-sys/src/bindings.rs")
             );)+
         };
     };
@@ -63,4 +71,4 @@ same_offsets!(
     next = UWARP_MBUF_NEXT,
     tx_offload = UWARP_MBUF_TX_OFFLOAD,
 );
-const _: () = assert!(size_of::<rte_mbuf>() == crate::UWARP_MBUF_SIZE);
+const _: () = assert!(size_of::<rte_mbuf>() == generated::UWARP_MBUF_SIZE);
