@@ -1,8 +1,7 @@
 //! What a context supports.
 
 use crate::config::Config;
-use crate::queue_pair::MAX_SGE;
-use crate::request::MAX_COMMIT_REGIONS;
+use crate::request::{MAX_COMMIT_REGIONS, MAX_SGE};
 use uwarp_engine::IwarpConfig;
 use uwarp_engine::command::{Features, ReadyToReceiveKinds};
 use uwarp_engine::work::MAX_INLINE;

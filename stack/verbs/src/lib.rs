@@ -241,12 +241,12 @@ pub use event_channel::{ChannelEvent, ConnectionChange, EventChannel};
 pub use events::AsyncEvents;
 pub use peer_to_peer::PeerToPeer;
 pub use queue_pair::{
-    MAX_SGE, QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState,
-    ReceiveHalf, SendHalf,
+    QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState, ReceiveHalf,
+    SendHalf,
 };
 pub use region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
 pub use remote::{RemoteMemory, RemoteMemoryError};
-pub use request::{MAX_COMMIT_REGIONS, ReceiveRequest, SendRequest};
+pub use request::{MAX_COMMIT_REGIONS, MAX_SGE, ReceiveRequest, SendRequest};
 pub use reservation::PortReservation;
 pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
 pub use stats::{StatsSnapshot, TcpInfo};

@@ -3,10 +3,14 @@
 use crate::error::PostErrorReason;
 use uwarp_engine::command::Features;
 use uwarp_engine::work::{
-    AtomicOperands, MAX_INLINE, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags, SendOpcode, Sge,
+    AtomicOperands, MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags,
+    SendOpcode, Sge,
 };
 use uwarp_memory::{Access, CompareSwap};
 use uwarp_ring::Slot;
+
+/// Most SGEs of a request.
+pub const MAX_SGE: usize = if MAX_SEND_ENTRIES < MAX_RECEIVE_ENTRIES { MAX_SEND_ENTRIES } else { MAX_RECEIVE_ENTRIES };
 
 /// Most regions of a Commit.
 pub const MAX_COMMIT_REGIONS: usize = MAX_SEND_ENTRIES;
