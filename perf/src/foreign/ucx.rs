@@ -1,5 +1,6 @@
 //! `ucx_perftest` of ucx-utils, over TCP.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -46,9 +47,22 @@ pub fn bandwidth(place: &Place<'_>, test: &str, size: u64, duration: Duration) -
 fn run(place: &Place<'_>, test: &str, size: u64, count: u64) -> anyhow::Result<[f64; 7]> {
     let end = |words: &[&str]| End::new(words).with("UCX_TLS", "tcp,self");
     let (size, warm_up, count) = (size.to_string(), (count / 10).to_string(), count.to_string());
-    let client = [PROGRAM, SERVER_ADDRESS, "-t", test, "-s", &size, "-n", &count, "-w", &warm_up];
-    let printed = place.pair(&end(&[PROGRAM]), &end(&client), Ready::Port(PORT))?;
+    let own: &[&str] = if takes_mpi(&help()?) { &["-P", "0"] } else { &[] };
+    let client = [&[PROGRAM, SERVER_ADDRESS, "-t", test, "-s", &size, "-n", &count, "-w", &warm_up], own].concat();
+    let printed = place.pair(&end(&[&[PROGRAM], own].concat()), &end(&client), Ready::Port(PORT))?;
     parse(&printed).with_context(|| format!("ucx_perftest printed no result for {test}: {}", printed.trim()))
+}
+
+/// What it says of its options.
+fn help() -> anyhow::Result<String> {
+    let output = Command::new(PROGRAM).arg("-h").stdin(Stdio::null()).output();
+    Ok(String::from_utf8_lossy(&output.context("cannot start ucx_perftest")?.stdout).into_owned())
+}
+
+/// Whether it is built with MPI, as in Debian 13. Without a terminal it then takes itself for one of MPI's processes, unless
+/// `-P 0` says otherwise, which one without MPI refuses.
+fn takes_mpi(help: &str) -> bool {
+    help.lines().any(|line| line.trim_start().starts_with("-P "))
 }
 
 /// Behind the number of iterations: latency as percentile, recent average and overall average; MiB/s as recent and
@@ -65,7 +79,7 @@ fn parse(printed: &str) -> Option<[f64; 7]> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{parse, takes_mpi};
 
     #[test]
     fn the_final_line_has_latency_bandwidth_and_rate() {
@@ -78,6 +92,12 @@ mod tests {
         let printed = include_str!("../../tests/data/ucx_perftest-tag_bw.txt");
         assert!(printed.contains("[thread 0]"), "the recorded run has a report on its way");
         assert_eq!(parse(printed), Some([4.763, 94.005, 125.3, 664.86, 498.8, 10638.0, 7981.0]));
+    }
+
+    #[test]
+    fn only_a_program_with_mpi_is_told_to_do_without() {
+        assert!(takes_mpi("  Options:\n     -P <0|1>       disable/enable MPI mode (1)\n     -h  help\n"));
+        assert!(!takes_mpi("  Options:\n     -p <port>      TCP port\n     -h  help\n"));
     }
 
     #[test]

@@ -32,11 +32,11 @@ fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
     unpack_tests(host.directory());
     let wanted = listed(list);
 
-    // Nothing is missing in the list.
+    // Nothing is missing in the list. Its exit status is that of no tests run, which Python 3.12 and later call a failure.
     let all = host.run(&[&[PYTHON], &OPTIONS[..], &["--list-tests"]].concat());
     let is_ours = |name: &&str| MODULES.iter().any(|module| name.starts_with(&format!("tests.test_{module}.")));
-    let all: Vec<&str> = all.succeeded().lines().filter(is_ours).collect();
-    assert_eq!(all.len(), wanted.len());
+    let all: Vec<&str> = all.output.lines().filter(is_ours).collect();
+    assert_eq!(all.len(), wanted.len(), "{all:?}");
     for name in all {
         assert!(wanted.contains_key(name), "{name} is not in tests/verbs/pyverbs-{major}.txt");
     }
