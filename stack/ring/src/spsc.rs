@@ -253,7 +253,7 @@ impl<T: Copy + Send> Consumer<T> {
     ///
     /// # Panics
     /// If fewer than `count` elements are [`known`](Self::known).
-    #[inline]
+    #[inline(always)]
     pub fn release(&mut self, count: usize) {
         assert!(count <= self.known(), "released more elements than there are");
         self.head = self.head.wrapping_add(count);

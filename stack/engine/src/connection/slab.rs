@@ -192,7 +192,7 @@ impl<B> BufferStore<B> {
     }
 
     /// Drops a buffer where it is; returns what `look` saw of it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn discard<T>(&mut self, token: BufferToken, look: impl FnOnce(&B) -> T) -> Option<T> {
         let place = self.buffers.get_mut(token.0 as usize)?;
         let seen = look(place.as_ref()?);

@@ -358,7 +358,8 @@ impl<P: Port> Core<P> {
             is_last = true;
             length = octets;
             self.counters.fpdus_sent += 1;
-            let completion = queue_pair.send.finish_lone(flags, queue_pair.number, pushed + octets as u64);
+            let position = || connection.tcp.octets_pushed() + octets as u64;
+            let completion = queue_pair.send.finish_lone(flags, queue_pair.number, position);
             queue_pair.complete_send(&mut self.rdma.lanes, completion);
         }
         if WHAT == RESPONSE

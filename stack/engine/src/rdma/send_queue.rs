@@ -160,10 +160,15 @@ impl SendQueue {
 
     /// As [`SendQueue::finish_whole`], for the element of [`SendQueue::lone`], which has these flags.
     #[inline(always)]
-    pub(crate) fn finish_lone(&mut self, flags: SendFlags, number: u32, position: u64) -> Option<Completion> {
+    pub(crate) fn finish_lone(
+        &mut self,
+        flags: SendFlags,
+        number: u32,
+        position: impl FnOnce() -> u64,
+    ) -> Option<Completion> {
         const ASKS: SendFlags = SendFlags::SIGNALLED.union(SendFlags::COMPLETE_ON_ACK);
         if self.begun > 0 || self.signal_all | self.complete_on_ack || flags.0 & ASKS.0 != 0 {
-            return self.finish_next(number, position);
+            return self.finish_next(number, position());
         }
         self.released += 1;
         self.ring.release(1);

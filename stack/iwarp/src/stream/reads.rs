@@ -514,6 +514,12 @@ impl InboundReads {
 
     #[inline]
     pub(super) fn acknowledged(&mut self, stream_position: u64) {
+        if self.answered > 0 {
+            self.free_answered(stream_position);
+        }
+    }
+
+    fn free_answered(&mut self, stream_position: u64) {
         while self.answered > 0
             && let Some(request) = self.queue.front()
             && request.end <= stream_position

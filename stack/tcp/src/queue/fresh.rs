@@ -37,10 +37,16 @@ impl SendQueue {
         self.segments.mark = number.wrapping_add(1);
     }
 
-    /// The only record if all of it is acknowledged.
+    /// The only record if it was sent and all of it is acknowledged.
     #[inline(always)]
     pub(crate) fn pop_lone_acknowledged(&mut self) -> Option<BufferToken> {
-        if self.records.len() == 1 && self.unacknowledged == self.end { self.pop_record() } else { None }
+        let record = *self.records.front()?;
+        if self.records.len() > 1 || self.unacknowledged < self.end || self.segments.mark == self.records.mark {
+            return None;
+        }
+        self.records.drop_front();
+        self.records.mark = self.records.mark.wrapping_add(1);
+        Some(record.token)
     }
 
     #[inline(never)]
