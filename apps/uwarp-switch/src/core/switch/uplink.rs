@@ -4,6 +4,7 @@
 //! addresses: each asks, and keeps what it learns. The switch passes a question on as the uplink's, and the answer only to those
 //! who have asked. So there is no table of neighbours here that one client, or a stranger, could fill or falsify for others.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use arrayvec::ArrayVec;
@@ -33,6 +34,8 @@ pub(super) struct Uplink {
     is_up: bool,
     /// The neighbours that each client has asked for, the latest last.
     questions: [ArrayVec<IpAddress, QUESTIONS>; MAX_CLIENTS],
+    /// Whom each client has asked for a connection last, by the port that it has asked from.
+    asked: HashMap<(ClientId, u16), End>,
     /// Connections with other hosts, and where these are reached.
     flows: Flows<[u8; 6]>,
 }
@@ -70,12 +73,20 @@ impl Uplink {
         probes: &mut Vec<Probe>,
     ) {
         self.questions[client.place()].clear();
+        self.asked.retain(|(asking, _), _| *asking != client);
         for Severed { gone, left, kept } in self.flows.take_gone(is_gone) {
             if self.is_up && reply.probe(self.mac, kept, gone, left) {
                 probes.push(Probe { to: ClientId::UPLINK, frame: reply.octets().to_vec() });
             }
         }
     }
+}
+
+/// Whether a client sends, or is sent to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Out,
+    In,
 }
 
 /// Whether a host can send from this address, or be sent to.
@@ -102,7 +113,7 @@ impl Switch {
         self.last = Default::default();
         self.macs[ClientId::UPLINK.place()] = mac;
         let questions = [const { ArrayVec::new_const() }; MAX_CLIENTS];
-        self.uplink = Some(Uplink { mac, is_up: true, questions, flows: Flows::default() });
+        self.uplink = Some(Uplink { mac, is_up: true, questions, asked: HashMap::new(), flows: Flows::default() });
     }
 
     /// The uplink passes frames, or none.
@@ -151,20 +162,25 @@ impl Switch {
             return Err(DropReason::Destination);
         }
         if segment.flags & RARE != 0 {
-            self.follow_outside(from, segment, destination);
+            self.follow_outside(from, segment, destination, Way::Out);
         }
         Ok(self.pass(from, ClientId::UPLINK, segment, octets))
     }
 
     /// A client's connection with another host begins or ends. It is on the client's account, whoever accepts it: otherwise
     /// others could fill the list.
-    fn follow_outside(&mut self, client: ClientId, segment: &Segment, host: [u8; 6]) {
+    fn follow_outside(&mut self, client: ClientId, segment: &Segment, host: [u8; 6], way: Way) {
         let Some(uplink) = &mut self.uplink else { return };
         let (source, destination) = ends(segment);
         let flags = TcpFlags::from_bits(segment.flags.into());
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
             uplink.flows.ended((client, source), (client, destination));
-        } else if flags.contains(TcpFlags::ACK) {
+        } else if !flags.contains(TcpFlags::ACK) {
+            if way == Way::Out {
+                // As many as the client has ports.
+                uplink.asked.insert((client, source.port), destination);
+            }
+        } else if way == Way::Out || uplink.asked.get(&(client, destination.port)) == Some(&source) {
             uplink.flows.accepted(client, source, destination, host);
         }
     }
@@ -258,7 +274,7 @@ impl Switch {
             return self.reset_outside(octets);
         };
         if segment.flags & RARE != 0 {
-            self.follow_outside(to, segment, station(octets, 6));
+            self.follow_outside(to, segment, station(octets, 6), Way::In);
         }
         Ok(self.pass(ClientId::UPLINK, to, segment, octets))
     }

@@ -203,12 +203,17 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
     // The host accepts one connection, the client two, of which one ends. The host's ports have the numbers of the client's own:
     // that is what two switches give out.
     let other = first_port(&switch, 1);
+    let ask = |switch: &mut Switch, from: usize, ports| {
+        judge(switch, from, destined(leaving(from, ports).flags(TcpFlags::SYN).build(), HOST));
+    };
+    ask(&mut switch, 0, (own, own));
     let accepted = arriving((own, own)).flags(TcpFlags::SYN | TcpFlags::ACK);
     arrive(&mut switch, destined(accepted.build(), UPLINK));
     for port in [own + 1, own + 2] {
         let accepted = leaving(0, (own, port)).flags(TcpFlags::SYN | TcpFlags::ACK);
         judge(&mut switch, 0, destined(accepted.build(), HOST));
     }
+    ask(&mut switch, 1, (other, own));
     arrive(&mut switch, destined(arriving((own, other)).flags(TcpFlags::SYN | TcpFlags::ACK).build(), UPLINK));
     assert_eq!((switch.followed_outside(), switch.followed()), (4, 0));
     arrive(&mut switch, destined(arriving((own + 2, own)).flags(TcpFlags::RST).build(), UPLINK));
@@ -229,16 +234,43 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
 }
 
 #[test]
-fn strangers_cannot_fill_the_list_of_connections_of_others() {
+fn what_no_client_has_asked_for_is_not_followed() {
+    let mut switch = joined(1);
+    let own = first_port(&switch, 0);
+    let accept = |switch: &mut Switch, ports| {
+        let accepted = arriving(ports).flags(TcpFlags::SYN | TcpFlags::ACK);
+        arrive(switch, destined(accepted.build(), UPLINK));
+    };
+    for port in 1..=5000 {
+        accept(&mut switch, (port, own));
+    }
+    // A host's own SYN is no question of the client's either.
+    arrive(&mut switch, destined(arriving((9, own)).flags(TcpFlags::SYN).build(), UPLINK));
+    accept(&mut switch, (9, own));
+    assert_eq!(switch.followed_outside(), 0);
+    judge(&mut switch, 0, destined(leaving(0, (own, 7)).flags(TcpFlags::SYN).build(), HOST));
+    accept(&mut switch, (8, own));
+    accept(&mut switch, (7, own));
+    assert_eq!(switch.followed_outside(), 1);
+    assert_eq!(switch.leave(client(0)).len(), 1);
+    // The next one in this place has asked for nothing.
+    switch.enter(client(0), mac(client(0))).expect("the place is free");
+    let own = first_port(&switch, 0);
+    accept(&mut switch, (7, own));
+    assert_eq!(switch.followed_outside(), 0);
+}
+
+#[test]
+fn a_client_cannot_fill_the_list_of_connections_of_others() {
     let mut switch = joined(2);
     let (zero, one) = (first_port(&switch, 0), first_port(&switch, 1));
     for port in 1..=5000 {
-        let accepted = arriving((port, zero)).flags(TcpFlags::SYN | TcpFlags::ACK);
-        arrive(&mut switch, destined(accepted.build(), UPLINK));
+        let accepted = leaving(0, (zero, port)).flags(TcpFlags::SYN | TcpFlags::ACK);
+        judge(&mut switch, 0, destined(accepted.build(), HOST));
     }
     assert_eq!(switch.followed_outside(), 4096);
-    let accepted = arriving((9, one)).flags(TcpFlags::SYN | TcpFlags::ACK);
-    arrive(&mut switch, destined(accepted.build(), UPLINK));
+    let accepted = leaving(1, (one, 9)).flags(TcpFlags::SYN | TcpFlags::ACK);
+    judge(&mut switch, 1, destined(accepted.build(), HOST));
     assert_eq!(switch.leave(client(1)).len(), 1);
 }
 
