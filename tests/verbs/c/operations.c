@@ -1,11 +1,11 @@
 /*
  * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
  * completion queue, memory windows of type 2B, fork between two messages, a full completion queue, queue pairs that the program
- * makes and moves itself.
+ * makes and moves itself, an exit behind the last completion, memory that is gone before its region.
  *
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
- *   ./operations wr|srq|threads|window|fork|full|moves server ADDRESS
- *   ./operations wr|srq|threads|window|fork|full|moves client ADDRESS
+ *   ./operations wr|srq|threads|window|fork|full|moves|exit|freed server ADDRESS
+ *   ./operations wr|srq|threads|window|fork|full|moves|exit|freed client ADDRESS
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -878,13 +879,68 @@ static void moves_client(const char *address)
 	moves_end(id, qp);
 }
 
+/* exit: the client ends as soon as the last of its messages has completed, the only one that is signalled. None is lost. */
+static void exit_receives(struct end *end)
+{
+	if (!end->id->qp)
+		create_queue_pair(end);
+	for (uint64_t number = 0; number < 16; number++)
+		post_receive(end->id->qp, number, 256 * number, 256);
+}
+
+static void exit_server(void)
+{
+	for (uint64_t number = 0; number < 16; number++) {
+		check(succeeded(number).byte_len == 256);
+		for (int i = 0; i < 256; i++)
+			check(room[256 * number + i] == (uint8_t)(number + i));
+	}
+}
+
+static void exit_client(struct end end)
+{
+	for (uint64_t number = 0; number < 16; number++) {
+		struct ibv_sge entry = { (uintptr_t)room + 256 * number, 256, region->lkey };
+		struct ibv_send_wr request = { .wr_id = number, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_SEND,
+					       .send_flags = number == 15 ? IBV_SEND_SIGNALED : 0 }, *bad;
+
+		for (int i = 0; i < 256; i++)
+			room[256 * number + i] = (uint8_t)(number + i);
+		check(ibv_post_send(end.id->qp, &request, &bad) == 0);
+	}
+	succeeded(15);
+}
+
+/* freed: memory of the client goes before its region does. That hurts neither while nobody uses it. */
+static void freed_client(struct end end)
+{
+	size_t octets = 1 << 20;
+	void *memory = mmap(NULL, octets, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *gone;
+
+	check(memory != MAP_FAILED);
+	check((gone = ibv_reg_mr(domain, memory, octets, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)) != NULL);
+	check(munmap(memory, octets) == 0);
+	send_octets(end.id->qp, 1, "here", 4);
+	succeeded(1);
+	check(ibv_dereg_mr(gone) == 0);
+	send_octets(end.id->qp, 2, "still", 5);
+	succeeded(2);
+}
+
+static void freed_server(void)
+{
+	check(succeeded(0).byte_len == 4);
+	check(succeeded(1).byte_len == 5);
+}
+
 int main(int argc, char **argv)
 {
 	const char *test, *address;
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|window|fork|full|moves server|client ADDRESS\n");
+		fprintf(stderr, "usage: operations wr|srq|threads|window|fork|full|moves|exit|freed server|client ADDRESS\n");
 		return 2;
 	}
 	test = argv[1];
@@ -927,6 +983,20 @@ int main(int argc, char **argv)
 			moves_server(listening(address));
 		else
 			moves_client(address);
+	} else if (strcmp(test, "exit") == 0) {
+		if (is_server) {
+			accepted(listening(address), exit_receives);
+			exit_server();
+		} else {
+			exit_client(connected(address, NULL));
+		}
+	} else if (strcmp(test, "freed") == 0) {
+		if (is_server) {
+			accepted(listening(address), exit_receives);
+			freed_server();
+		} else {
+			freed_client(connected(address, NULL));
+		}
 	} else {
 		fprintf(stderr, "there is no test '%s'\n", test);
 		return 2;

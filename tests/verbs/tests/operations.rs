@@ -59,3 +59,13 @@ fn a_full_completion_queue_raises_its_event_and_every_request_still_completes() 
 fn a_program_makes_and_moves_its_queue_pair_itself() {
     both_ends("op-moves", "moves");
 }
+
+#[test]
+fn a_program_that_ends_behind_its_last_completion_loses_nothing() {
+    both_ends("op-exit", "exit");
+}
+
+#[test]
+fn memory_that_is_gone_before_its_region_harms_nobody() {
+    both_ends("op-freed", "freed");
+}
