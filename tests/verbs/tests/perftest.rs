@@ -89,6 +89,19 @@ fn latencies_for_a_second() {
     measure_all("pt-latd", &LATENCIES, &["-D", "1"]);
 }
 
+/// Every power of two up to 8 MiB.
+#[test]
+fn all_sizes() {
+    if !std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0") {
+        return uwarp_notes::skipped("perftest with all sizes: it runs with --long");
+    }
+    measure_all(
+        "pt-all",
+        &["ib_write_bw", "ib_send_bw", "ib_read_bw", "ib_send_lat", "ib_read_lat"],
+        &["-n", "50", "-a"],
+    );
+}
+
 #[test]
 fn all_tools_by_the_older_functions_to_post() {
     let tools = [&BANDWIDTHS[..], &LATENCIES[..]].concat();

@@ -1,5 +1,7 @@
 //! Programs on a real switch, each a process or a context of its own.
 
+mod endurance;
+mod hostile;
 mod raw;
 mod rig;
 mod uplink;

@@ -22,7 +22,7 @@ use crate::rig::{LENGTH, REGION, Role, Switch, Task, config, is_peer, server, wa
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
 /// A client that sends what it likes.
-struct Raw {
+pub struct Raw {
     queue: Queue,
     welcome: Welcome,
     _port: Port,
@@ -39,7 +39,8 @@ fn join(socket: &Path) -> (OwnedFd, Welcome, OwnedFd) {
 }
 
 impl Raw {
-    fn join(socket: &Path) -> Raw {
+    /// Takes a place, with its device.
+    pub fn join(socket: &Path) -> Raw {
         let (socket, welcome, device) = join(socket);
         let eal = Eal::get().map_or_else(|| Eal::init(&EalConfig { memory_mib: 384, ..EalConfig::default() }), Ok);
         let config = DeviceConfig::VirtioUser {
@@ -54,12 +55,37 @@ impl Raw {
         Raw { queue: port.take_queue(0).unwrap(), welcome, _port: port, _device: device, _socket: socket }
     }
 
-    /// A segment of its own, before `edit` makes it another's.
+    /// Its ports, first and last.
+    pub fn ports(&self) -> (u16, u16) {
+        self.welcome.ports
+    }
+
+    /// Forgets what has come.
+    pub fn discard(&mut self) {
+        let mut received = Vec::with_capacity(32);
+        while self.queue.rx_burst(&mut received) > 0 {
+            received.clear();
+        }
+    }
+
+    /// An acknowledgment of its own, before `edit` makes it another's.
     fn send(&mut self, to: u16, edit: impl FnOnce(&mut [u8; 6], &mut IpAddr, &mut u16)) {
+        self.send_segment(TcpFlags::ACK, 0, to, edit);
+    }
+
+    /// A segment of its own, before `edit` makes it another's.
+    pub fn send_segment(
+        &mut self,
+        flags: TcpFlags,
+        sequence: u32,
+        to: u16,
+        edit: impl FnOnce(&mut [u8; 6], &mut IpAddr, &mut u16),
+    ) {
         let (mut mac, mut source, mut port) = (self.welcome.mac.0, HOST, self.welcome.ports.0);
         edit(&mut mac, &mut source, &mut port);
-        let mut header = TcpHeader::new(TcpFlags::ACK);
+        let mut header = TcpHeader::new(flags);
         (header.source_port, header.destination_port) = (port, to);
+        header.sequence = SeqNumber(sequence);
         header.acknowledgment = SeqNumber(77);
         let switch = EthernetAddress(self.welcome.switch_mac.0);
         let route = Route::new(EthernetAddress(mac), switch, source.into(), HOST.into());

@@ -61,6 +61,13 @@ impl Switch {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("the switch runs").count()
     }
 
+    /// Octets of memory that it has in use, without what it shares with clients.
+    pub fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the switch runs");
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux says it");
+        anonymous.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
     /// How often the thread that moves frames has gone to sleep.
     pub fn sleeps(&self) -> u64 {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the switch runs").flatten();
@@ -133,6 +140,12 @@ pub enum Role {
     OneOfMany,
     /// Joins with a device alone, says "ready"; told to, it truncates all memory that it shares.
     Truncator,
+    /// Answers all honest connections at once.
+    OpenServer,
+    /// Says "ready", and has connections answered until it is killed.
+    Exchanger,
+    /// Attacks the server until it is told to stop.
+    Attacker(crate::hostile::Attack),
     /// Says what `Config::from_environment` finds.
     Environment,
 }
@@ -144,6 +157,9 @@ pub fn is_peer() -> bool {
         Role::Server => serve(&task),
         Role::OneOfMany => be_one_of_many(&task),
         Role::Truncator => crate::raw::truncate(&task.socket),
+        Role::OpenServer => crate::hostile::serve_everybody(&task),
+        Role::Exchanger => crate::endurance::exchange_for_ever(&task),
+        Role::Attacker(attack) => crate::hostile::attack(&task, attack),
         Role::Environment => match Config::from_environment() {
             Ok(config) => peer::tell(&format!("{:?} {:?}", config.switch, config.device.is_some())),
             Err(error) => peer::tell(&error.to_string()),
