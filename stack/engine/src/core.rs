@@ -140,7 +140,6 @@ impl<P: Port> Core<P> {
                 table: Slab::new(),
                 flows: FlowTable::new(hash),
                 guess: None,
-                last_segment: None,
                 time_wait: TimeWaits::new(hash, time_wait),
                 opening: Opening {
                     listeners: HashMap::new(),

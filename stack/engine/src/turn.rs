@@ -11,7 +11,7 @@ use crate::connection::ending::release;
 use crate::core::Core;
 use crate::engine::Turned;
 use crate::link::handoff::Handoff;
-use crate::link::lookahead::DISTANCE;
+use crate::link::lookahead::{DISTANCE, Guesses};
 use crate::link::port::{Batch, Port};
 
 /// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and a flood
@@ -121,7 +121,6 @@ impl<P: Port> Core<P> {
             self.link.transmit.free_known = 0;
         }
         self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
-        self.connections.last_segment = None;
         self.connections.starved = false;
         if !batch.is_empty() {
             self.receive_batch(turn, batch);
@@ -198,28 +197,40 @@ impl<P: Port> Core<P> {
     #[inline]
     fn receive_batch(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         let guesses = self.look_ahead(batch);
-        // The short way needs a frame only to look at, where it is.
+        // The short way needs frames only to look at, where they are.
         let mut short = 0;
-        if guesses.is_empty() {
-            while let Some(frame) = batch.get(short)
-                && self.receive_short(turn, frame)
-            {
-                short += 1;
+        while short < batch.len() {
+            self.guess_at(&guesses, short);
+            let taken = self.receive_short(turn, &batch[short..]);
+            if taken == 0 {
+                break;
             }
-            if short == batch.len() {
-                return batch.clear();
-            }
-        }
-        let mut was_tried = guesses.is_empty();
-        for (place, frame) in batch.drain(..).enumerate().skip(short) {
             if !guesses.is_empty() {
-                self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
-                self.look_ahead_at(&guesses, place + DISTANCE);
+                (short + 1..short + taken).for_each(|place| self.look_ahead_at(&guesses, place + DISTANCE));
             }
-            if was_tried || !self.receive_short(turn, &frame) {
+            short += taken;
+        }
+        if short == batch.len() {
+            return batch.clear();
+        }
+        let mut was_tried = true;
+        for (place, frame) in batch.drain(..).enumerate().skip(short) {
+            if !was_tried {
+                self.guess_at(&guesses, place);
+            }
+            if was_tried || self.receive_short(turn, std::slice::from_ref(&frame)) == 0 {
                 self.receive_long(turn, frame);
             }
             was_tried = false;
+        }
+    }
+
+    /// The next frame is that at `place` of a burst that [`Core::look_ahead`] has examined.
+    #[inline]
+    fn guess_at(&mut self, guesses: &Guesses, place: usize) {
+        if !guesses.is_empty() {
+            self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
+            self.look_ahead_at(guesses, place + DISTANCE);
         }
     }
 

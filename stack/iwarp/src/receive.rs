@@ -148,7 +148,7 @@ impl Stream {
 
     /// The header of a segment that [`Stream::receive`] would deliver as part of a Write, if it does no more than
     /// [`Stream::write_received`].
-    #[inline]
+    #[inline(always)]
     pub fn usual_write(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
         let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
         let is_next = match self.open_tagged {

@@ -162,7 +162,7 @@ impl Connection {
 
     /// The segment behind the one that [`Connection::on_usual_segment`] has taken with the same `now`, if nothing else has
     /// happened since and the two differ in sequence number and length alone. False: that function has to take it.
-    #[inline]
+    #[inline(always)]
     pub fn on_alike_segment(&mut self, now: Instant, segment: &UsualSegment) -> bool {
         let next = self.receiver.next();
         if segment.sequence != next.sequence() || segment.len == 0 || segment.len > self.receiver.window() {

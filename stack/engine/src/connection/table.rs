@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use uwarp_tcp::{Instant, IsnGenerator, SynCookies, UsualSegment};
+use uwarp_tcp::{Instant, IsnGenerator, SynCookies};
 use uwarp_wire::address::{FlowKey, IpAddress};
 
 use crate::api::command::{ConnectFailure, ConnectParameters};
@@ -29,8 +29,6 @@ pub(crate) struct Connections<B: Buffer> {
     pub(crate) flows: FlowTable,
     /// The probable connection of the current frame: found by the look-ahead, else that of the last frame.
     pub(crate) guess: Option<u32>,
-    /// The last segment that took the short way in this turn, and its connection, if nothing has happened to that since.
-    pub(crate) last_segment: Option<(u32, UsualSegment)>,
     /// Connections in TIME-WAIT.
     pub(crate) time_wait: TimeWaits,
     /// What precedes connections.

@@ -1,5 +1,7 @@
 //! The usual segment, from the frame to memory: in order, of a stream in full operation, with nothing to repair.
 
+use std::ops::Range;
+
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, Turn, kernels};
 use uwarp_tcp::{Events, Instant};
@@ -8,6 +10,7 @@ use uwarp_wire::mpa::crc_from_octets;
 use uwarp_wire::rdmap::{Control, Opcode};
 use uwarp_wire::{ipv4, ipv6};
 
+use crate::api::counters::Counters;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
@@ -16,34 +19,35 @@ use crate::hot::segment::Predicted;
 use crate::hot::transmit::{arm, complete};
 use crate::link::port::{Buffer, Port};
 use crate::link::template::{Layout, PLAIN, TAGGED};
+use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Running;
 
 impl<P: Port> Core<P> {
-    /// Takes a frame if it is the predicted segment of the connection that the last frame belonged to. Writes, Sends, Reads
-    /// and their responses that are whole in it are taken here; other FPDUs go to the general code. False: the general
-    /// code has to take the whole frame.
+    /// Takes frames of the connection that the last frame belonged to: the first one if it is a predicted segment, and those
+    /// behind it that are alike. Gives how many. Writes, Sends, Reads and their responses that are whole in a frame are taken
+    /// here; at other FPDUs the general code goes on with that frame's octets. None: the general code has to take the first frame.
     #[inline(never)]
-    pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
-        let Some(index) = self.connections.guess else { return false };
+    pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
+        let Some(index) = self.connections.guess else { return 0 };
         let connection = self.connections.table.get(index);
-        let Some(template) = connection.and_then(|connection| connection.template.as_ref()) else { return false };
+        let Some(template) = connection.and_then(|connection| connection.template.as_ref()) else { return 0 };
         if template.layout() == Layout::Ipv4 {
-            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, buffer);
+            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, frames);
         }
         let layout = template.layout();
-        self.receive_layout(turn, index, layout, buffer)
+        self.receive_layout(turn, index, layout, frames)
     }
 
     /// The same for the other layouts.
     #[inline(never)]
-    fn receive_layout(&mut self, turn: &Turn<'_>, index: u32, layout: Layout, buffer: &P::Buffer) -> bool {
+    fn receive_layout(&mut self, turn: &Turn<'_>, index: u32, layout: Layout, frames: &[P::Buffer]) -> usize {
         match layout {
-            Layout::Ipv4 => self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, buffer),
-            Layout::Ipv4Tagged => self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(turn, index, buffer),
-            Layout::Ipv6 => self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(turn, index, buffer),
-            Layout::Ipv6Tagged => self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(turn, index, buffer),
+            Layout::Ipv4 => self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, frames),
+            Layout::Ipv4Tagged => self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(turn, index, frames),
+            Layout::Ipv6 => self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(turn, index, frames),
+            Layout::Ipv6Tagged => self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(turn, index, frames),
         }
     }
 
@@ -53,59 +57,79 @@ impl<P: Port> Core<P> {
         &mut self,
         turn: &Turn<'_>,
         index: u32,
-        buffer: &P::Buffer,
-    ) -> bool {
-        let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return false };
+        frames: &[P::Buffer],
+    ) -> usize {
+        let Some(first) = frames.first() else { return 0 };
+        let Some((connection, _)) = self.connections.table.get_marked(index) else { return 0 };
         let Connection { phase: Phase::Running(running), template: Some(template), gather, .. } = &*connection else {
-            return false;
+            return 0;
         };
-        let Some(predicted) = Predicted::of::<P::Buffer, LINK, IP>(buffer, template) else { return false };
+        let frame = first.data();
+        let Some(predicted) = Predicted::of::<P::Buffer, LINK, IP>(first, frame, template) else { return 0 };
         if running.receive_markers || !gather.is_empty() {
-            return false;
+            return 0;
         }
-        let segment = &predicted.segment;
-        let last = self.connections.last_segment.as_ref();
-        let is_alike = last.is_some_and(|(number, last)| *number == index && segment.is_alike(last));
-        if !is_alike || !connection.tcp.on_alike_segment(self.now, segment) {
-            let Some(events) = connection.tcp.on_usual_segment(self.now, segment) else { return false };
-            self.connections.last_segment = Some((index, *segment));
-            if events.contains(Events::OCTETS_ACKED) {
-                connection.acknowledged(&mut self.connections.records);
+        let Some(events) = connection.tcp.on_usual_segment(self.now, &predicted.segment) else { return 0 };
+        if events.contains(Events::OCTETS_ACKED) {
+            connection.acknowledged(&mut self.connections.records);
+        }
+        let mut train = Train::new(turn, connection, &mut self.rdma, &mut self.counters);
+        let (mut taken, mut end) = (1, train.take(frame, predicted.payload.clone()));
+        if let End::All = end {
+            self.settle_hot(index);
+            if frames.len() > 1 {
+                (taken, end) = self.follow::<LINK, IP>(turn, index, predicted, frames);
             }
         }
-        self.counters.hot_received += 1;
-        self.counters.frames_received += 1;
-        self.counters.octets_received += buffer.data().len() as u64;
-        let mut octets = buffer.data().get(predicted.payload).unwrap_or(&[]);
-        if let Some(number) = connection.queue_pair
-            && let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number as usize)
-            && !turn.has_transparent()
+        self.counters.hot_received += taken as u64;
+        self.counters.frames_received += taken as u64;
+        match end {
+            End::All => {}
+            End::Rest(octets) => self.receive_rest(turn, index, octets),
+            End::Overflowed(octets) => self.fail_overflowed(turn, index, octets),
+        }
+        taken
+    }
+
+    /// Takes the segments that are like the first one, `predicted`, which was taken. Gives how many frames were taken with that.
+    #[inline(never)]
+    fn follow<'f, const LINK: usize, const IP: usize>(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        mut predicted: Predicted,
+        frames: &'f [P::Buffer],
+    ) -> (usize, End<'f>) {
+        let Some((connection, _)) = self.connections.table.get_marked(index) else { return (1, End::All) };
+        let first = frames[0].data();
+        let mut train = Train::new(turn, connection, &mut self.rdma, &mut self.counters);
+        let (mut taken, mut end) = (1, End::All);
+        while let Some(next) = frames.get(taken)
+            && let End::All = end
         {
-            while !octets.is_empty() {
-                let Some((fpdu, ulpdu)) = first_fpdu(octets) else { break };
-                if place_write(turn, connection, queue_pair, fpdu, ulpdu).is_none() {
-                    if take_other(turn, connection, queue_pair, &mut self.rdma.lanes, fpdu, ulpdu).is_none() {
-                        break;
-                    }
-                    if queue_pair.overflowed.is_some() {
-                        self.counters.fpdus_received += 1;
-                        self.fail_overflowed(turn, index, &octets[fpdu.len()..]);
-                        return true;
-                    }
-                }
-                self.counters.fpdus_received += 1;
-                octets = &octets[fpdu.len()..];
+            let frame = next.data();
+            let is_alike = predicted.becomes::<P::Buffer, LINK, IP>(first, next, frame);
+            if !is_alike || !train.connection.tcp.on_alike_segment(self.now, &predicted.segment) {
+                break;
             }
+            end = train.take(frame, predicted.payload.clone());
+            taken += 1;
         }
-        if !octets.is_empty() {
-            self.receive_rest(turn, index, octets);
-            return true;
+        if let End::All = end {
+            self.settle_hot(index);
         }
+        (taken, end)
+    }
+
+    /// Finds what a connection has to do behind segments that were taken whole.
+    #[inline(always)]
+    fn settle_hot(&mut self, index: u32) {
+        let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return };
         if !connection.quiet {
             connection.look_for_quiet(&mut self.rdma.queue_pairs);
         }
         // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So nothing is to be
-        // done if it fires before all that the segment can have started.
+        // done if it fires before all that the segments can have started.
         let wheel = &mut self.connections.wheel;
         let is_armed = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
         if connection.quiet && !connection.tcp.wants_transmit(self.now) {
@@ -119,20 +143,12 @@ impl<P: Port> Core<P> {
             *was_usual &= is_armed;
             connection.schedule(&mut self.connections.ready, index);
         }
-        true
-    }
-
-    /// The general code may do anything.
-    #[inline]
-    pub(crate) fn leave_short_ways(&mut self) {
-        self.was_usual = false;
-        self.connections.last_segment = None;
     }
 
     /// Octets of a predicted segment that are not usual.
     #[inline(never)]
     fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.leave_short_ways();
+        self.was_usual = false;
         let Some(mut connection) = self.connections.table.take(index) else { return };
         self.on_octets(turn, index, &mut connection, octets);
         self.settle_segment(index, connection, true);
@@ -141,7 +157,7 @@ impl<P: Port> Core<P> {
     /// The completion of an FPDU before `octets` did not fit.
     #[cold]
     fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.leave_short_ways();
+        self.was_usual = false;
         let Some(mut connection) = self.connections.table.take(index) else { return };
         let mut queue_pair = self.take_queue_pair(&connection);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
@@ -152,6 +168,61 @@ impl<P: Port> Core<P> {
             self.on_octets(turn, index, &mut connection, octets);
         }
         self.settle_segment(index, connection, true);
+    }
+}
+
+/// Segments of a connection, one behind the other, and what they touch.
+struct Train<'a> {
+    turn: &'a Turn<'a>,
+    connection: &'a mut Connection,
+    /// None: the general code takes all FPDUs.
+    queue_pair: Option<&'a mut QueuePair>,
+    lanes: &'a mut Lanes,
+    counters: &'a mut Counters,
+}
+
+/// How far a segment was taken.
+enum End<'a> {
+    All,
+    /// The general code has to take these octets of it.
+    Rest(&'a [u8]),
+    /// The completion of the FPDU before these octets did not fit.
+    Overflowed(&'a [u8]),
+}
+
+impl<'a> Train<'a> {
+    #[inline(always)]
+    fn new(
+        turn: &'a Turn<'a>,
+        connection: &'a mut Connection,
+        rdma: &'a mut Rdma,
+        counters: &'a mut Counters,
+    ) -> Train<'a> {
+        let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
+        let queue_pair = rdma.queue_pairs.get_mut(number).and_then(Option::as_deref_mut);
+        let queue_pair = queue_pair.filter(|_| !turn.has_transparent());
+        Train { turn, connection, queue_pair, lanes: &mut rdma.lanes, counters }
+    }
+
+    /// Takes the usual FPDUs at the head of a segment's payload.
+    #[inline(always)]
+    fn take<'f>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
+        self.counters.octets_received += frame.len() as u64;
+        let mut octets = frame.get(payload).unwrap_or(&[]);
+        if let Some(queue_pair) = self.queue_pair.as_deref_mut() {
+            while let Some((fpdu, ulpdu)) = first_fpdu(octets) {
+                let is_write = place_write(self.turn, self.connection, queue_pair, fpdu, ulpdu).is_some();
+                if !is_write && take_other(self.turn, self.connection, queue_pair, self.lanes, fpdu, ulpdu).is_none() {
+                    break;
+                }
+                self.counters.fpdus_received += 1;
+                octets = &octets[fpdu.len()..];
+                if !is_write && queue_pair.overflowed.is_some() {
+                    return End::Overflowed(octets);
+                }
+            }
+        }
+        if octets.is_empty() { End::All } else { End::Rest(octets) }
     }
 }
 

@@ -9,12 +9,13 @@ use uwarp_wire::ipv4;
 use uwarp_wire::tcp::{self, SeqNumber, TcpFlags, Timestamps};
 
 use crate::link::port::{Buffer, ChecksumStatus};
-use crate::link::template::Template;
+use crate::link::template::{PLAIN, Template};
 
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
 
 /// A predicted segment in its frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Predicted {
     pub(super) segment: UsualSegment,
     /// Where its payload is in the frame.
@@ -39,15 +40,15 @@ fn u32_at(frame: &[u8], at: usize) -> u32 {
 }
 
 impl Predicted {
-    /// Looks at the headers of a frame, which are of the template's layout: `LINK` octets of the link's header and `IP` of IP's,
-    /// without options. `None` unless it is from the peer of the connection with this template, and intact, and TCP has no
-    /// flag but ACK and PSH, and no option but timestamps.
+    /// Looks at the headers of a buffer's frame, which are of the template's layout: `LINK` octets of the link's header and `IP`
+    /// of IP's, without options. `None` unless it is from the peer of the connection with this template, and intact, and TCP has
+    /// no flag but ACK and PSH, and no option but timestamps.
     #[inline(always)]
     pub(super) fn of<B: Buffer, const LINK: usize, const IP: usize>(
         buffer: &B,
+        frame: &[u8],
         template: &Template,
     ) -> Option<Predicted> {
-        let frame = buffer.data();
         let tcp_at = LINK + IP;
         let plain = tcp_at + tcp::HEADER_LEN;
         let stamped = plain + TIMESTAMPS;
@@ -72,28 +73,19 @@ impl Predicted {
             0x5010 => (plain, None),
             _ => return None,
         };
-        let (end, ecn) = if IP == ipv4::HEADER_LEN {
+        let ecn = if IP == ipv4::HEADER_LEN {
             if !is_good_ipv4_header(head[LINK..].first_chunk()?) {
                 return None;
             }
-            (LINK + usize::from(u16_at(head, LINK + 2)), head[LINK + 1] & 3)
+            head[LINK + 1] & 3
         } else {
             // The traffic class lies across the first two octets (RFC 8200 §3).
-            (tcp_at + usize::from(u16_at(head, LINK + 4)), head[LINK + 1] >> 4 & 3)
+            head[LINK + 1] >> 4 & 3
         };
+        let end = end_of::<LINK, IP>(head);
         if end < payload_at || end > frame.len() {
             return None;
         }
-        let good = match buffer.received_checksums().tcp {
-            ChecksumStatus::Good => true,
-            ChecksumStatus::Bad => false,
-            // The addresses of the pseudo-header directly precede the octets to sum.
-            ChecksumStatus::Unknown => {
-                let addresses = tcp_at - if IP == ipv4::HEADER_LEN { 8 } else { 32 };
-                let pseudo_header = u64::from(tcp::PROTOCOL) + (end - tcp_at) as u64;
-                fold_wide(pseudo_header + u64::from(checksum_sum(&frame[addresses..end]))) == 0xffff
-            }
-        };
         let segment = UsualSegment {
             flags: TcpFlags::ACK,
             sequence: SeqNumber(u32_at(head, tcp_at + 4)),
@@ -103,6 +95,173 @@ impl Predicted {
             ecn,
             len: (end - payload_at) as u32,
         };
-        good.then_some(Predicted { segment, payload: payload_at..end })
+        is_intact::<B, LINK, IP>(buffer, frame, end).then_some(Predicted { segment, payload: payload_at..end })
+    }
+
+    /// Becomes the segment of a buffer's frame if that differs from the `first` one, which this was made of, in nothing but
+    /// sequence number, length and PSH, and is intact: then it is what [`Predicted::of`] would return. If not, nothing changes.
+    #[inline(always)]
+    pub(super) fn becomes<B: Buffer, const LINK: usize, const IP: usize>(
+        &mut self,
+        first: &[u8],
+        buffer: &B,
+        frame: &[u8],
+    ) -> bool {
+        let (tcp_at, payload_at) = (LINK + IP, self.payload.start);
+        let (Some(first), Some(head)) = (first.get(..payload_at), frame.get(..payload_at)) else { return false };
+        if head.len() < tcp_at + tcp::HEADER_LEN || buffer.segment_count() != 1 {
+            return false;
+        }
+        // Not the same: the packet's length, for IPv4 its number and the header's checksum, and TCP's checksum. The urgent
+        // pointer means nothing.
+        let same_link_and_ip = if IP == ipv4::HEADER_LEN {
+            octets::<{ PLAIN + 2 }>(first, LINK - PLAIN) == octets(head, LINK - PLAIN)
+                && (LINK == PLAIN || octets::<4>(first, 0) == octets(head, 0))
+                && u32_at(first, LINK + 6) == u32_at(head, LINK + 6)
+                && octets::<8>(first, LINK + 12) == octets(head, LINK + 12)
+                && is_good_ipv4_header(&octets(head, LINK))
+        } else {
+            first[..LINK + 4] == head[..LINK + 4] && first[LINK + 6..tcp_at] == head[LINK + 6..tcp_at]
+        };
+        // Acknowledgment, flags, and window.
+        let push = u64::from(TcpFlags::PSH.bits()) << 16;
+        let state = |head: &[u8]| u64::from_be_bytes(octets(head, tcp_at + 8)) & !push;
+        let same_ports = u32_at(first, tcp_at) == u32_at(head, tcp_at);
+        let plain = tcp_at + tcp::HEADER_LEN;
+        let same_options = if payload_at == plain + TIMESTAMPS {
+            octets::<TIMESTAMPS>(first, plain) == octets(head, plain)
+        } else {
+            payload_at == plain
+        };
+        if !(same_link_and_ip & same_ports & same_options) || state(first) != state(head) {
+            return false;
+        }
+        let end = end_of::<LINK, IP>(head);
+        if end < payload_at || end > frame.len() || !is_intact::<B, LINK, IP>(buffer, frame, end) {
+            return false;
+        }
+        self.segment.sequence = SeqNumber(u32_at(head, tcp_at + 4));
+        self.segment.len = (end - payload_at) as u32;
+        self.payload.end = end;
+        true
+    }
+}
+
+/// Where the packet of a frame ends, as its headers say.
+#[inline(always)]
+fn end_of<const LINK: usize, const IP: usize>(head: &[u8]) -> usize {
+    if IP == ipv4::HEADER_LEN {
+        LINK + usize::from(u16_at(head, LINK + 2))
+    } else {
+        LINK + IP + usize::from(u16_at(head, LINK + 4))
+    }
+}
+
+/// Whether TCP's checksum is right for a packet that ends at `end` octets of the frame.
+#[inline(always)]
+fn is_intact<B: Buffer, const LINK: usize, const IP: usize>(buffer: &B, frame: &[u8], end: usize) -> bool {
+    match buffer.received_checksums().tcp {
+        ChecksumStatus::Good => true,
+        ChecksumStatus::Bad => false,
+        // The addresses of the pseudo-header directly precede the octets to sum.
+        ChecksumStatus::Unknown => {
+            let tcp_at = LINK + IP;
+            let addresses = tcp_at - if IP == ipv4::HEADER_LEN { 8 } else { 32 };
+            let pseudo_header = u64::from(tcp::PROTOCOL) + (end - tcp_at) as u64;
+            fold_wide(pseudo_header + u64::from(checksum_sum(&frame[addresses..end]))) == 0xffff
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use proptest::prelude::*;
+    use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
+    use uwarp_wire::frame::Path;
+    use uwarp_wire::ipv6;
+
+    use super::*;
+    use crate::link::port::ReceivedChecksums;
+    use crate::link::template::TAGGED;
+    use crate::ports::heap::{HeapBuffer, HeapPool};
+
+    /// A frame with these headers in front of `len` octets.
+    fn frame(pool: &HeapPool, template: &Template, segment: &UsualSegment) -> HeapBuffer {
+        let mut octets = [0; 256];
+        let (headroom, payload) = octets.split_at_mut(128);
+        payload.fill(segment.sequence.0 as u8);
+        let payload = &payload[..segment.len as usize];
+        let headers = template.prepend_usual(headroom, segment, Some(checksum_sum(payload))).expect("room for headers");
+        let mut buffer = pool.alloc().expect("a buffer");
+        buffer.fill(&octets[128 - headers..128 + segment.len as usize]);
+        buffer
+    }
+
+    /// Looks at `second` behind `first`: in full, and as a segment that is alike.
+    fn look<const LINK: usize, const IP: usize>(
+        template: &Template,
+        first: &HeapBuffer,
+        second: &HeapBuffer,
+    ) -> (Option<Predicted>, Option<Predicted>) {
+        let of = |buffer: &HeapBuffer| Predicted::of::<_, LINK, IP>(buffer, buffer.data(), template);
+        let (before, full) = (of(first).expect("a usual segment"), of(second));
+        let mut alike = before.clone();
+        let is_alike = alike.becomes::<_, LINK, IP>(first.data(), second, second.data());
+        assert!(is_alike || alike == before, "{alike:?} is no segment");
+        (full.filter(|full| full.segment.is_alike(&before.segment)), is_alike.then_some(alike))
+    }
+
+    proptest! {
+        #[test]
+        fn a_segment_that_is_alike_is_found_to_be_what_it_is_in_full(
+            v6 in any::<bool>(), tagged in any::<bool>(), stamped in any::<bool>(), ecn in 0u8..4,
+            numbers in any::<[u32; 4]>(), lengths in [0u32..128, 0u32..128],
+            push in any::<bool>(), offload in any::<bool>(),
+            changed in prop::option::of((0usize..96, 1u8..=255)),
+        ) {
+            let (here, there) = (EthernetAddress([2, 0, 0, 0, 0, 1]), EthernetAddress([2, 0, 0, 0, 0, 2]));
+            let path = |from, to, host: u8, peer: u8| {
+                let address = |number: u8| match v6 {
+                    true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).into(),
+                    false => Ipv4Addr::new(10, 0, 0, number).into(),
+                };
+                Path { vlan: tagged.then_some(VlanTag(7)), ..Path::new(from, to, address(host), address(peer)) }
+            };
+            let own = Template::new(&path(here, there, 1, 2), 4000, 5000).expect("a template");
+            let peers = Template::new(&path(there, here, 2, 1), 5000, 4000).expect("a template");
+            let segment = UsualSegment {
+                flags: TcpFlags::ACK,
+                sequence: SeqNumber(numbers[0]),
+                acknowledgment: SeqNumber(numbers[1]),
+                window: numbers[2] as u16,
+                timestamps: stamped.then_some(Timestamps { value: numbers[2], echo: numbers[3] }),
+                ecn,
+                len: lengths[0],
+            };
+            let flags = if push { TcpFlags::ACK | TcpFlags::PSH } else { TcpFlags::ACK };
+            let next = UsualSegment { flags, sequence: SeqNumber(numbers[3]), len: lengths[1], ..segment };
+            let pool = HeapPool::new(2, 512, 128);
+            let (first, mut second) = (frame(&pool, &peers, &segment), frame(&pool, &peers, &next));
+            if let Some((place, difference)) = changed {
+                let at = second.start() + place % second.data().len();
+                second.storage_mut().expect("its only reference")[at] ^= difference;
+            }
+            if offload {
+                let good = ReceivedChecksums { ip: ChecksumStatus::Good, tcp: ChecksumStatus::Good };
+                second.set_received_checksums(good);
+            }
+            let look = match (v6, tagged) {
+                (false, false) => look::<PLAIN, { ipv4::HEADER_LEN }>,
+                (false, true) => look::<TAGGED, { ipv4::HEADER_LEN }>,
+                (true, false) => look::<PLAIN, { ipv6::HEADER_LEN }>,
+                (true, true) => look::<TAGGED, { ipv6::HEADER_LEN }>,
+            };
+            let (full, alike) = look(&own, &first, &second);
+            // A frame that differs otherwise, as in its hop limit, may be left to the full look.
+            let may_be_left = changed.is_some() && alike.is_none();
+            prop_assert!(may_be_left || alike.is_some() && alike == full, "alike: {:?}, in full: {:?}", alike, full);
+        }
     }
 }

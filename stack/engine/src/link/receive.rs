@@ -21,15 +21,15 @@ use crate::link::{Link, contiguous};
 impl<P: Port> Core<P> {
     /// Takes one frame.
     pub(crate) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
-        if !self.receive_short(turn, &buffer) {
+        if self.receive_short(turn, std::slice::from_ref(&buffer)) == 0 {
             self.receive_long(turn, buffer);
         }
     }
 
-    /// Takes a frame the short way, if it is one for it.
+    /// Takes the first of these frames, and others behind it, the short way, if they are for it. Gives how many.
     #[inline(always)]
-    pub(crate) fn receive_short(&mut self, turn: &Turn<'_>, buffer: &P::Buffer) -> bool {
-        self.config.hot && self.receive_hot(turn, buffer)
+    pub(crate) fn receive_short(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
+        if self.config.hot { self.receive_hot(turn, frames) } else { 0 }
     }
 
     /// Takes a frame that is none for the short way.
@@ -37,7 +37,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn receive_long(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.total_len() as u64;
-        self.leave_short_ways();
+        self.was_usual = false;
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
         match &usual {
