@@ -276,7 +276,7 @@ impl Message {
     ///
     /// # Panics
     /// If `out` is shorter than the header; [`LONGEST_HEADER`] octets are always enough.
-    #[inline]
+    #[inline(always)]
     pub fn cut_into(&mut self, mulpdu: u16, out: &mut [u8]) -> Option<Cut> {
         if self.finished {
             return None;
@@ -284,7 +284,7 @@ impl Message {
         Some(self.cut_at_most(clamp(mulpdu) - self.header_len(), out))
     }
 
-    #[inline]
+    #[inline(always)]
     fn cut_at_most(&mut self, room: u32, out: &mut [u8]) -> Cut {
         let left = self.length - self.cut;
         let payload_offset = self.cut;

@@ -83,27 +83,34 @@ impl Connection {
         Some((self.usual(now, flags, sequence, len), slice))
     }
 
-    /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return, in fewer
-    /// steps. `segment` becomes its segment. Since `next_fresh` returned it with this `now`, nothing else may have happened.
+    /// Octets that may leave behind `segment`, which [`Connection::next_fresh`] has just returned, by
+    /// [`Connection::next_alike`].
     #[inline]
-    pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment) -> Option<Slice> {
-        if self.queue.unsent() == 0 { None } else { self.send_alike(now, segment) }
-    }
-
-    fn send_alike(&mut self, now: Instant, segment: &mut UsualSegment) -> Option<Slice> {
-        let unsent = self.queue.first_unsent()?;
-        let len = unsent.len;
-        let usable = self.window_edge().octets_since(self.queue.next());
-        if len > self.segment.min(usable)
+    pub fn room_for_alike(&self, segment: &UsualSegment) -> u32 {
+        if self.queue.unsent() == 0
             || self.nagle
             // Another acknowledgment is owed, which is to count as sent: RFC 5681 §4.2 for a peer without SACK.
             || self.receiver.wants_ack()
             || !self.recovery.is_plain()
             || segment.flags.contains(TcpFlags::CWR)
-            || self.queue.in_flight().saturating_add(len) > self.congestion.window()
         {
+            return 0;
+        }
+        let usable = self.window_edge().octets_since(self.queue.next());
+        usable.min(self.congestion.window().saturating_sub(self.queue.in_flight()))
+    }
+
+    /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return, in fewer
+    /// steps. `segment` becomes its segment, and `room` is what [`Connection::room_for_alike`] has left. Since that was asked,
+    /// nothing else may have happened, and `now` is the same.
+    #[inline]
+    pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment, room: &mut u32) -> Option<Slice> {
+        let unsent = self.queue.first_unsent()?;
+        let len = unsent.len;
+        if len > self.segment || len > *room {
             return None;
         }
+        *room -= len;
         segment.sequence = self.queue.next().sequence();
         segment.len = len;
         let slice = self.queue.send_fresh(now, unsent, len);

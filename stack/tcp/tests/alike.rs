@@ -24,7 +24,8 @@ fn sent(connection: &mut Connection, alike: bool) -> Vec<Transmit> {
     loop {
         if alike && let Some((mut segment, slice)) = connection.next_fresh(NOW) {
             all.push(Transmit::fresh(&segment, slice));
-            while let Some(slice) = connection.next_alike(NOW, &mut segment) {
+            let mut room = connection.room_for_alike(&segment);
+            while let Some(slice) = connection.next_alike(NOW, &mut segment, &mut room) {
                 all.push(Transmit::fresh(&segment, slice));
             }
         }

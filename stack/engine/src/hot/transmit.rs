@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::hot::element::UsualElement;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::link::template::Pattern;
 use crate::link::transmit::offloads;
 use crate::rdma::choose::{header_len, send_kind};
 use crate::rdma::cutting::build_segment;
@@ -416,9 +417,18 @@ impl<P: Port> Core<P> {
         true
     }
 
-    /// Makes a frame of new data: of a whole record, in its own buffer.
+    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before, if this one
+    /// may differ from it in sequence number, length and flags
+    /// alone; it becomes those of this segment if more follow (`goes_on`).
     #[inline]
-    pub(crate) fn emit_fresh(&mut self, connection: &Connection, segment: &UsualSegment, slice: Slice) {
+    pub(crate) fn emit_fresh(
+        &mut self,
+        connection: &Connection,
+        segment: &UsualSegment,
+        slice: Slice,
+        pattern: &mut Option<Pattern>,
+        goes_on: bool,
+    ) {
         let start = self.link.payload_start;
         if let Some(record) = self.connections.records.get_mut(slice.token)
             && let Some(template) = connection.template.as_ref().filter(|_| !connection.to_self)
@@ -427,9 +437,17 @@ impl<P: Port> Core<P> {
             && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))
         {
             let offload = self.link.offload_tcp;
-            let headers = template.prepend_usual(headroom, segment, (!offload).then_some(record.sum));
-            debug_assert!(headers.is_some(), "the headroom takes all headers");
-            let headers = headers.unwrap_or(0);
+            let sum = (!offload).then_some(record.sum);
+            let headers = match pattern.as_ref().and_then(|pattern| pattern.repeat(headroom, segment, sum)) {
+                Some(headers) => headers,
+                None => {
+                    let headers = template.prepend_usual(headroom, segment, sum);
+                    debug_assert!(headers.is_some(), "the headroom takes all headers");
+                    let headers = headers.unwrap_or(0);
+                    *pattern = if goes_on { template.pattern(headroom, headers, segment) } else { None };
+                    headers
+                }
+            };
             record.buffer.set_range(start - headers, headers + slice.len as usize);
             if offload {
                 let checksums = offloads(headers, self.link.vlan, connection.flow.local);

@@ -12,6 +12,11 @@ use uwarp_wire::{ethernet, ipv4, ipv6};
 
 /// Most octets that are the same in every segment: Ethernet with a tag, IPv6, and the two ports.
 const FIXED_MAX: usize = 18 + 40 + 4;
+/// The kinds and lengths of the aligned timestamp option (RFC 7323, appendix A).
+const ALIGNED: u32 = 0x0101_080a;
+/// Octets that a [`Pattern`] copies: no fewer than the longest headers.
+const PATTERN: usize = 96;
+const _: () = assert!(PATTERN >= FIXED_MAX - 4 + tcp::HEADER_LEN + TIMESTAMPS);
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
 
@@ -37,6 +42,48 @@ pub(crate) struct Template {
     ip_sum: u32,
     /// Sum of the pseudo-header without its length, and of the ports.
     tcp_sum: u32,
+}
+
+/// Headers of a segment, for segments that differ from it in sequence number and flags alone.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    /// The headers, and what is in front of them.
+    octets: [u8; PATTERN],
+    /// Octets of the headers.
+    headers: usize,
+    /// Where TCP's begin in `octets`.
+    tcp_at: usize,
+    /// Octets of the segment's payload.
+    len: u32,
+    /// Sum of the pseudo-header and of TCP's header without its sequence number and flags.
+    sum: u64,
+}
+
+impl Pattern {
+    /// As [`Template::prepend_usual`]. `None`: the segment is of another length, or the headroom is too small.
+    #[inline]
+    pub(crate) fn repeat(
+        &self,
+        headroom: &mut [u8],
+        segment: &UsualSegment,
+        payload_sum: Option<u32>,
+    ) -> Option<usize> {
+        if segment.len != self.len {
+            return None;
+        }
+        let room = headroom.last_chunk_mut::<PATTERN>()?;
+        *room = self.octets;
+        let header = room.get_mut(self.tcp_at..)?.first_chunk_mut::<{ tcp::HEADER_LEN }>()?;
+        header[4..8].copy_from_slice(&segment.sequence.0.to_be_bytes());
+        let control = u16::from(header[12] & 0xf0) << 8 | segment.flags.bits();
+        header[12..14].copy_from_slice(&control.to_be_bytes());
+        // The checksum for a device that completes it is the same.
+        if let Some(payload) = payload_sum {
+            let sum = self.sum + u64::from(segment.sequence.0) + u64::from(control) + u64::from(payload);
+            header[tcp::CHECKSUM_OFFSET..][..2].copy_from_slice(&(!fold_wide(sum)).to_be_bytes());
+        }
+        Some(self.headers)
+    }
 }
 
 /// An array of `octets`, which are as many.
@@ -154,6 +201,22 @@ impl Template {
         self.prepend_other(headroom, *segment, payload_sum)
     }
 
+    /// The pattern for segments behind this one, whose headers of so many octets [`Template::prepend_usual`] has written.
+    #[inline]
+    pub(crate) fn pattern(&self, headroom: &[u8], headers: usize, segment: &UsualSegment) -> Option<Pattern> {
+        let tcp_len = tcp::HEADER_LEN + if segment.timestamps.is_some() { TIMESTAMPS } else { 0 };
+        let mut sum = u64::from(self.tcp_sum)
+            + tcp_len as u64
+            + u64::from(segment.len)
+            + u64::from(segment.acknowledgment.0)
+            + u64::from(segment.window);
+        if let Some(timestamps) = segment.timestamps {
+            sum += u64::from(ALIGNED) + u64::from(timestamps.value) + u64::from(timestamps.echo);
+        }
+        let octets = *headroom.last_chunk()?;
+        Some(Pattern { octets, headers, tcp_at: PATTERN - tcp_len, len: segment.len, sum })
+    }
+
     #[inline(never)]
     fn prepend_other(&self, headroom: &mut [u8], segment: UsualSegment, payload_sum: Option<u32>) -> Option<usize> {
         let segment = &segment;
@@ -205,7 +268,6 @@ impl Template {
             + u64::from(control)
             + u64::from(segment.window);
         if let Some(timestamps) = timestamps {
-            const ALIGNED: u32 = 0x0101_080a;
             let place = out[LINK + IP + tcp::HEADER_LEN..].first_chunk_mut::<TIMESTAMPS>()?;
             place[..4].copy_from_slice(&ALIGNED.to_be_bytes());
             place[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
@@ -252,6 +314,7 @@ mod tests {
             addresses in any::<[u128; 2]>(), v6 in any::<bool>(), vlan in any::<Option<u16>>(), ports in any::<[u16; 2]>(), macs in any::<[[u8; 6]; 2]>(),
             numbers in any::<[u32; 4]>(), flags in 0u16..512, window in any::<u16>(), stamped in any::<bool>(),
             ecn in 0u8..4, payload_len in 0usize..9000, payload_sum in any::<u32>(), offload in any::<bool>(),
+            other in (any::<u32>(), 0u16..512),
         ) {
             // The high octets keep IPv6 addresses out of the IPv4-mapped ones.
             let [source, destination] = addresses.map(|address| match v6 {
@@ -272,6 +335,24 @@ mod tests {
             let sum = (!offload).then_some(payload_sum);
             let fast = template.prepend(&mut written, &header, ecn, payload_len, sum);
             prop_assert_eq!(fast, Some(general));
+            // The same by the pattern of a segment with another number and other flags.
+            let usual = |sequence: u32, flags: u16| UsualSegment {
+                flags: TcpFlags::from_bits(flags),
+                sequence: SeqNumber(sequence),
+                acknowledgment: header.acknowledgment,
+                window,
+                timestamps: header.options.timestamps,
+                ecn,
+                len: payload_len as u32,
+            };
+            let (mut before, mut repeated) = ([0xAA; 128], [0xAA; 128]);
+            let first = usual(other.0, other.1);
+            let headers = template.prepend_usual(&mut before, &first, sum.map(|sum| sum ^ 1)).expect("it fits");
+            let pattern = template.pattern(&before, headers, &first).expect("it fits");
+            prop_assert_eq!(pattern.repeat(&mut repeated, &usual(numbers[0], flags), sum), Some(general));
+            prop_assert_eq!(repeated, written);
+            let longer = UsualSegment { len: payload_len as u32 + 1, ..first };
+            prop_assert_eq!(pattern.repeat(&mut repeated, &longer, sum), None);
             // 0 and 0xFFFF are the same number in one's complement.
             let at = 128 - general + path.headers_len() + tcp::CHECKSUM_OFFSET;
             let same = |octets: &[u8]| matches!(octets, [0, 0] | [0xff, 0xff]);

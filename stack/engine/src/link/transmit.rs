@@ -54,13 +54,15 @@ impl<P: Port> Core<P> {
             if self.config.hot
                 && let Some((mut segment, mut slice)) = connection.tcp.next_fresh(now)
             {
+                let mut room = connection.tcp.room_for_alike(&segment);
+                let mut pattern = None;
                 loop {
-                    self.emit_fresh(connection, &segment, slice);
+                    self.emit_fresh(connection, &segment, slice, &mut pattern, room > 0);
                     budget -= 1;
-                    if budget == 0 || !self.link.has_room() || !self.link.has_free(1) {
+                    if room == 0 || budget == 0 || !self.link.has_room() || !self.link.has_free(1) {
                         break;
                     }
-                    let Some(next) = connection.tcp.next_alike(now, &mut segment) else { break };
+                    let Some(next) = connection.tcp.next_alike(now, &mut segment, &mut room) else { break };
                     slice = next;
                 }
                 continue;

@@ -48,8 +48,7 @@ impl<P: Port> Core<P> {
             && self.link.has_share(connection.tcp.records())
             && let Some(buffer) = self.link.alloc()
         {
-            let token = self.connections.records.insert(Record { buffer, length: 0, sum: 0 });
-            let Some(record) = self.connections.records.get_mut(token) else { break };
+            let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
             let room = record.buffer.storage_mut().and_then(|storage| storage.get_mut(start..)).unwrap_or_default();
             let length = match build_segment(turn, outgoing, queue_pair, room, limit, crc) {
                 Ok(length) if length > 0 => length,
@@ -71,7 +70,7 @@ impl<P: Port> Core<P> {
 }
 
 /// Builds the next FPDU of a message, which continues behind it. Gives its octets; none if there is no room.
-#[inline]
+#[inline(always)]
 pub(crate) fn build_segment(
     turn: &Turn<'_>,
     outgoing: &mut Outgoing,
