@@ -457,6 +457,14 @@ impl SendQueue {
     /// The peer has everything before `position` (at most [`SendQueue::highest`]).
     #[inline]
     pub(crate) fn acknowledge(&mut self, position: Position, delivered: &mut Delivered) {
+        // Most often all were sent once, and none before the acknowledgment was reported: the ends of the run say all.
+        let plain = self.segments.count_first(|segment| segment.end() <= position && segment.is_plain());
+        if let Some(last) = plain.checked_sub(1).and_then(|last| self.segments.get(last).copied()) {
+            let first = self.segments[0];
+            delivered.add_run(&first, &last, &mut self.forward);
+            self.in_flight -= last.end().octets_since(first.start);
+            self.segments.drop_first(plain);
+        }
         while let Some(segment) = self.segments.front_mut() {
             if segment.end() <= position {
                 let segment = *segment;

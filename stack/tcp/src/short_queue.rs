@@ -100,6 +100,34 @@ impl<T: Copy + Default> ShortQueue<T> {
         }
     }
 
+    /// How many elements, from the first on, are so.
+    #[inline(always)]
+    pub(crate) fn count_first(&self, is_so: impl Fn(&T) -> bool) -> usize {
+        if !self.front().is_some_and(&is_so) {
+            return 0;
+        }
+        let (head, tail) = self.others().map_or((&[][..], &[][..]), VecDeque::as_slices);
+        match head.iter().position(|element| !is_so(element)) {
+            Some(others) => 1 + others,
+            None => 1 + head.len() + tail.iter().position(|element| !is_so(element)).unwrap_or(tail.len()),
+        }
+    }
+
+    /// Removes the first `count` elements.
+    #[inline]
+    pub(crate) fn drop_first(&mut self, count: usize) {
+        if count > 1
+            && let Some(rest) = &mut self.rest
+        {
+            // The last of them takes the first place, until it goes too.
+            rest.drain(..(count - 1).min(rest.len()));
+        }
+        if count > 0 {
+            self.len = self.len.saturating_sub(count as u32 - 1);
+            self.drop_front();
+        }
+    }
+
     /// The second element becomes the first.
     #[inline(never)]
     fn move_up(&mut self) {
@@ -216,6 +244,11 @@ mod tests {
                     queue.drop_front();
                     model.pop_front();
                 }
+                8 => {
+                    let count = random.usize(0..=model.len());
+                    queue.drop_first(count);
+                    model.drain(..count);
+                }
                 _ => assert_eq!(queue.pop_front(), model.pop_front()),
             }
             assert_eq!((queue.len(), queue.is_empty()), (model.len(), model.is_empty()));
@@ -227,6 +260,7 @@ mod tests {
             assert_eq!(queue.back_mut(), model.back_mut());
             assert!(queue.iter_mut().eq(model.iter_mut()));
             let even = |element: &u32| element.is_multiple_of(2);
+            assert_eq!(queue.count_first(even), model.iter().take_while(|element| even(element)).count());
             assert_eq!(queue.last_position(even), model.iter().rposition(even));
             let bound = step.saturating_sub(random.u32(0..40));
             if model.iter().is_sorted() {

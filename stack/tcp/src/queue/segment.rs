@@ -70,6 +70,12 @@ impl Segment {
     pub(crate) fn end(&self) -> Position {
         self.start + self.len
     }
+
+    /// Whether it was sent once and nothing is known of it.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.fate == Fate::InFlight && !self.retransmitted
+    }
 }
 
 /// What one acknowledgment reveals about segments.
@@ -104,6 +110,19 @@ impl Delivered {
         }
     }
 
+    /// As [`Delivered::add`] for each [plain](Segment::is_plain) segment from `first` to `last`, before any other. Segments that
+    /// were sent once were sent in their order.
+    #[inline]
+    pub(super) fn add_run(&mut self, first: &Segment, last: &Segment, forward: &mut Position) {
+        let end = last.end();
+        self.octets = end.octets_since(first.start);
+        self.oldest_sent = Some(first.sent_at);
+        self.original = Some(first.end());
+        self.reordered = first.end() < *forward;
+        *forward = end.max(*forward);
+        self.newest = Some((last.sent_at, end, false));
+    }
+
     #[inline]
     pub(super) fn add(&mut self, segment: &Segment, forward: &mut Position) {
         self.octets += segment.len;
@@ -124,6 +143,34 @@ impl Delivered {
         }
         if self.newest.is_none_or(|(sent_at, newest_end, _)| (segment.sent_at, end) > (sent_at, newest_end)) {
             self.newest = Some((segment.sent_at, end, segment.retransmitted));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_counts_as_its_segments_do() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..2_000 {
+            let (mut start, mut sent_at) = (Position::default() + random.u32(0..5_000), Instant::from_nanos(1));
+            let segments: Vec<Segment> = (0..random.usize(1..6))
+                .map(|_| {
+                    let segment = Segment { start, sent_at, len: random.u32(1..1_500), ..Segment::default() };
+                    start = segment.end();
+                    sent_at = sent_at.after_nanos(random.u64(0..3));
+                    segment
+                })
+                .collect();
+            let forward = Position::default() + random.u32(0..10_000);
+            let (mut one_by_one, mut at_once) = (Delivered::new(), Delivered::new());
+            let (mut after_each, mut after_all) = (forward, forward);
+            segments.iter().for_each(|segment| one_by_one.add(segment, &mut after_each));
+            at_once.add_run(&segments[0], &segments[segments.len() - 1], &mut after_all);
+            assert_eq!(format!("{at_once:?}"), format!("{one_by_one:?}"));
+            assert_eq!(after_all, after_each);
         }
     }
 }
