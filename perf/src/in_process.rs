@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use uwarp::config::EngineMode;
 use uwarp::{
     AcceptOptions, Access, Completion, CompletionQueue, Config, ConnectOptions, Context, Features, ListenOptions,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+    Listener, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
 
 use crate::programs::InProcess;
@@ -53,37 +53,39 @@ impl Work {
 #[derive(Args)]
 pub struct Options {
     /// What one operation is
-    work: Work,
+    pub work: Work,
     /// Payload octets of a message
     #[arg(long, default_value_t = 64)]
-    size: u32,
+    pub size: u32,
     /// Operations
     #[arg(long, default_value_t = 1_000_000)]
-    iterations: u64,
+    pub iterations: u64,
     /// Queue pairs, used in turn
     #[arg(long, default_value_t = 1)]
-    qps: usize,
+    pub qps: usize,
     /// MTU of the link
     #[arg(long, default_value_t = 1500)]
-    mtu: u16,
+    pub mtu: u16,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Switched on at both ends; what is not atomic takes the same way without.
 const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
 /// Completions that a queue pair may have.
 const COMPLETIONS: usize = 256;
+/// Sends and receives that a queue pair has room for.
+const DEPTH: (usize, usize) = (128, 16);
 /// Writes of a burst.
 const BURST: u64 = 32;
 
-struct End {
+pub struct End {
     memory: MemoryRegion,
     completions: CompletionQueue,
     queue_pairs: Vec<QueuePair>,
-    _domain: ProtectionDomain,
-    context: Context,
+    domain: ProtectionDomain,
+    pub context: Context,
 }
 
 impl End {
@@ -95,10 +97,14 @@ impl End {
         let len = 2 * options.size as usize;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = domain.register_zeroed(len, rights)?;
-        let queue_pairs = (0..options.qps)
-            .map(|_| domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(128, 16)))
-            .collect::<Result<_, _>>()?;
-        Ok(Self { memory, completions, queue_pairs, _domain: domain, context })
+        Ok(Self { memory, completions, queue_pairs: Vec::with_capacity(options.qps), domain, context })
+    }
+
+    /// One more queue pair, with rings for so many sends and receives.
+    fn add_queue_pair(&mut self, (sends, receives): (usize, usize)) -> anyhow::Result<&mut QueuePair> {
+        let options = QueuePairOptions::new(&self.completions).depth(sends, receives);
+        self.queue_pairs.push(self.domain.create_queue_pair(&options)?);
+        self.queue_pairs.last_mut().context("it was just added")
     }
 
     /// Never inlined: [`crate::instructions`] counts what happens inside of it by its name.
@@ -137,29 +143,42 @@ fn contexts(options: &Options) -> anyhow::Result<(Context, Context)> {
     Ok(Context::pair_in_process(config("10.0.0.1/16", options)?, config("10.0.0.2/16", options)?)?)
 }
 
-/// Two connected ends on this thread.
-fn connected(options: &Options) -> anyhow::Result<(End, End)> {
+/// Two ends on this thread, without queue pairs, and the listener of the second one.
+pub fn ends(options: &Options) -> anyhow::Result<(End, End, Listener)> {
     let (here, there) = contexts(options)?;
-    let (mut here, mut there) = (End::new(here, options)?, End::new(there, options)?);
-    let mut listener = there.context.listen(PORT, ListenOptions::default())?;
+    let (here, there) = (End::new(here, options)?, End::new(there, options)?);
+    let listener = there.context.listen(PORT, ListenOptions::default())?;
+    Ok((here, there, listener))
+}
+
+/// Connects so many new queue pairs, with rings of these depths.
+pub fn connect(
+    (here, there, listener): (&mut End, &mut End, &mut Listener),
+    count: usize,
+    depth: (usize, usize),
+) -> anyhow::Result<()> {
     let address = there.context.socket_address(PORT);
-    for number in 0..options.qps {
-        let mut connecting = here.context.start_connect(
-            &mut here.queue_pairs[number],
-            address,
-            ConnectOptions::default().features(ATOMICS),
-        )?;
+    for _ in 0..count {
+        let (from, to) = (here.context.clone(), there.context.clone());
+        let (first, second) = (here.add_queue_pair(depth)?, there.add_queue_pair(depth)?);
+        let mut connecting = from.start_connect(first, address, ConnectOptions::default().features(ATOMICS))?;
         let request = listener.next(PATIENCE)?.context("no connection request arrived")?;
-        let mut accepting =
-            request.start_accept(&mut there.queue_pairs[number], AcceptOptions::default().features(ATOMICS))?;
+        let mut accepting = request.start_accept(second, AcceptOptions::default().features(ATOMICS))?;
         let (mut open, mut accepted) = (false, false);
         while !(open && accepted) {
-            here.context.poll();
-            there.context.poll();
-            open = open || connecting.poll(&mut here.queue_pairs[number])?.is_some();
-            accepted = accepted || accepting.poll(&mut there.queue_pairs[number])?.is_some();
+            from.poll();
+            to.poll();
+            open = open || connecting.poll(first)?.is_some();
+            accepted = accepted || accepting.poll(second)?.is_some();
         }
     }
+    Ok(())
+}
+
+/// Two connected ends on this thread.
+fn connected(options: &Options) -> anyhow::Result<(End, End)> {
+    let (mut here, mut there, mut listener) = ends(options)?;
+    connect((&mut here, &mut there, &mut listener), options.qps, DEPTH)?;
     Ok((here, there))
 }
 

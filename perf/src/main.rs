@@ -7,6 +7,7 @@ mod foreign;
 mod in_process;
 mod instructions;
 mod kernel;
+mod memory;
 mod page;
 mod parts;
 mod plot;
@@ -37,6 +38,7 @@ Examples:
   target/release/uwarp-bench compare --rpc --json perf/baselines/rpc.json
   scripts/verbs-lib && target/release/uwarp-bench verbs --install
   target/release/uwarp-bench in-process write-ping-pong
+  target/release/uwarp-bench memory --depth 64
   target/release/uwarp-bench wake
   target/release/uwarp-bench instructions";
 
@@ -50,6 +52,8 @@ enum Command {
     InProcess(in_process::Options),
     /// Instructions per in-process operation, counted by valgrind's callgrind
     Instructions(instructions::Options),
+    /// Memory that idle connected queue pairs take, both ends in this process
+    Memory(memory::Options),
     /// The first Read after a silence, which has to wake the responder's engine, beside the wake-up of a thread
     Wake(wake::Options),
     /// One end of the kernel TCP peer (started by `compare`)
@@ -68,6 +72,7 @@ fn main() -> anyhow::Result<()> {
         Command::Verbs(options) => verbs::run(&options),
         Command::InProcess(options) => in_process::run(&options),
         Command::Instructions(options) => instructions::count(&options),
+        Command::Memory(options) => memory::run(&options),
         Command::Wake(options) => wake::run(&options),
         Command::KernelPeer(options) => kernel::run(&options),
     };
