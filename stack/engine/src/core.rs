@@ -90,8 +90,7 @@ impl<P: Port> Core<P> {
         let transmit_buffers = levels.transmit_total as usize;
         let backlog = config.budgets.transmit_backlog.max(8) as usize;
         let time_wait = config.limits.time_wait as usize;
-        let rdma =
-            Rdma::new(config.limits.queue_pairs, Commits::new(channels.waker, &config.iwarp), channels.events.clone());
+        let rdma = Rdma::new(&config, Commits::new(channels.waker, &config.iwarp), channels.events.clone());
         Ok(Core {
             now: Instant::ZERO,
             quiet_until: Instant::ZERO,

@@ -447,7 +447,14 @@ impl<P: Port> Core<P> {
                     },
                     Err(fault) => {
                         connection.ends_by(DisconnectReason::PeerClosedEarly);
-                        self.fail_stream(connection, queue_pair.as_deref_mut(), fault.into(), None);
+                        self.rdma.fail_stream(
+                            &mut self.counters,
+                            self.now,
+                            connection,
+                            queue_pair.as_deref_mut(),
+                            fault.into(),
+                            None,
+                        );
                     }
                 }
                 self.rdma.give(queue_pair);

@@ -161,7 +161,7 @@ impl<P: Port> Core<P> {
         let Some(mut connection) = self.connections.table.take(index) else { return };
         let mut queue_pair = self.take_queue_pair(&connection);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
-            self.on_overflow(&mut connection, queue_pair);
+            self.rdma.on_overflow(&mut self.counters, self.now, &mut connection, queue_pair);
         }
         self.give_queue_pair(queue_pair);
         if !connection.gone {

@@ -22,17 +22,18 @@ use uwarp_iwarp::Fault;
 use uwarp_iwarp::Stream;
 use uwarp_iwarp::stream::InboundCommit;
 use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, Turn};
+use uwarp_tcp::Instant;
 
 pub(crate) use self::held::{Held, Hold, WaitingCommit, WrittenRanges};
 pub(crate) use self::shares::Commits;
 use self::shares::{Asker, Ended};
 use crate::api::counters::Counters;
 use crate::api::work::{Completion, Status};
-use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Handle;
-use crate::core::Core;
-use crate::link::port::Port;
+use crate::connection::{Connection, Connections};
+use crate::link::port::Buffer;
+use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
@@ -64,22 +65,23 @@ impl QueuePair {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// Takes a commit that the peer requests.
+impl Rdma {
+    /// Takes a commit that the peer requests. `handle` is the connection's; `strict`: plain memory cannot be committed.
     #[cold]
     pub(crate) fn on_commit_request(
         &mut self,
         turn: &Turn<'_>,
+        now: Instant,
+        handle: Option<Handle>,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
-        commit: InboundCommit,
+        (commit, strict): (InboundCommit, bool),
     ) -> Result<(), Failure> {
         let association = queue_pair.association;
-        let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
         let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
         let Some(handle) = handle else { return Err(Fault::LocalCatastrophic.into()) };
         // Everything is checked before anything is asked for.
-        let (mut ranges, mut is_plain) = (self.rdma.commits.list(), false);
+        let (mut ranges, mut is_plain) = (self.commits.list(), false);
         for region in &commit.regions {
             turn.commit_targets(
                 association,
@@ -95,7 +97,7 @@ impl<P: Port> Core<P> {
         }
         let status = if commit.exceeds {
             CommitStatus::Limit
-        } else if is_plain && self.config.iwarp.strict_commit {
+        } else if is_plain && strict {
             CommitStatus::Unsupported
         } else {
             CommitStatus::Success
@@ -105,7 +107,7 @@ impl<P: Port> Core<P> {
         if running.stream.commit_waits(ticket) {
             queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, status });
         } else {
-            self.begin_commit(turn, running, queue_pair.number, handle, WaitingCommit { ticket, ranges, status });
+            self.begin_commit(turn, now, running, queue_pair.number, handle, WaitingCommit { ticket, ranges, status });
         }
         connection.quiet = false;
         Ok(())
@@ -113,19 +115,26 @@ impl<P: Port> Core<P> {
 
     /// Begins the commits that no longer wait for atomics.
     #[cold]
-    pub(crate) fn begin_waiting_commits(&mut self, turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair) {
-        let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
+    pub(crate) fn begin_waiting_commits(
+        &mut self,
+        turn: &Turn<'_>,
+        now: Instant,
+        handle: Option<Handle>,
+        running: &mut Running,
+        queue_pair: &mut QueuePair,
+    ) {
         while let (Some(handle), Some(commit)) = (handle, queue_pair.waiting_commits.front())
             && !running.stream.commit_waits(commit.ticket)
             && let Some(commit) = queue_pair.waiting_commits.pop_front()
         {
-            self.begin_commit(turn, running, queue_pair.number, handle, commit);
+            self.begin_commit(turn, now, running, queue_pair.number, handle, commit);
         }
     }
 
     fn begin_commit(
         &mut self,
         turn: &Turn<'_>,
+        now: Instant,
         running: &mut Running,
         queue_pair: u32,
         connection: Handle,
@@ -133,37 +142,35 @@ impl<P: Port> Core<P> {
     ) {
         let WaitingCommit { ticket, ranges, mut status } = commit;
         let asker = || Asker::Request { connection, ticket };
-        if self.rdma.commits.begin(turn, queue_pair, ranges, &mut status, self.now, asker).is_none() {
+        if self.commits.begin(turn, queue_pair, ranges, &mut status, now, asker).is_none() {
             running.stream.commit_done(ticket, status.code());
         }
     }
 
     /// Processes answers of committers and expired time limits, and continues to write back.
-    pub(crate) fn run_commits(&mut self, turn: &Turn<'_>) {
-        self.rdma.commits.write_back(turn);
-        while let Some(ended) = self.rdma.commits.next(turn, self.now) {
-            self.commit_ended(ended);
+    pub(crate) fn run_commits<B: Buffer>(&mut self, connections: &mut Connections<B>, turn: &Turn<'_>, now: Instant) {
+        self.commits.write_back(turn);
+        while let Some(ended) = self.commits.next(turn, now) {
+            self.commit_ended(connections, ended);
         }
     }
 
-    fn commit_ended(&mut self, ended: Ended) {
+    fn commit_ended<B: Buffer>(&mut self, connections: &mut Connections<B>, ended: Ended) {
         let Ended { key, queue_pair, asker, status } = ended;
         match asker {
             Asker::Request { connection, ticket } => {
-                let Some(index) = self.connections.table.resolve(connection) else { return };
-                let Some(connection) = self.connections.table.get_mut(index) else { return };
+                let Some(index) = connections.table.resolve(connection) else { return };
+                let Some(connection) = connections.table.get_mut(index) else { return };
                 if let Phase::Running(running) = &mut connection.phase
                     && running.stream.commit_done(ticket, status.code())
                 {
                     connection.quiet = false;
-                    connection.schedule(&mut self.connections.ready, index);
+                    connection.schedule(&mut connections.ready, index);
                 }
             }
             Asker::Message { written } => {
-                let Some(mut queue_pair) = self.rdma.queue_pairs.get_mut(queue_pair as usize).and_then(Option::take)
-                else {
-                    return;
-                };
+                let Rdma { queue_pairs, lanes, .. } = self;
+                let Some(Some(queue_pair)) = queue_pairs.get_mut(queue_pair as usize) else { return };
                 if let Some(place) = queue_pair.held.iter().position(|held| held.waits_for == Some(key)) {
                     queue_pair.held[place].waits_for = None;
                     if status == CommitStatus::Success {
@@ -176,12 +183,11 @@ impl<P: Port> Core<P> {
                         queue_pair.written.put_back(written);
                     }
                 }
-                queue_pair.tell_held(&mut self.rdma.lanes);
+                queue_pair.tell_held(lanes);
                 // It may have overflowed a queue, and later requests may be answered now.
                 if let Some(index) = queue_pair.connection {
-                    self.connections.schedule_index(index);
+                    connections.schedule_index(index);
                 }
-                self.give_queue_pair(Some(queue_pair));
             }
         }
     }
@@ -202,14 +208,14 @@ impl<P: Port> Core<P> {
 
     /// Requests that what was written becomes durable before a message is delivered.
     #[cold]
-    pub(crate) fn commit_written(&mut self, turn: &Turn<'_>, queue_pair: &mut QueuePair) -> Hold {
-        let mut ranges = self.rdma.commits.list();
+    pub(crate) fn commit_written(&mut self, turn: &Turn<'_>, now: Instant, queue_pair: &mut QueuePair) -> Hold {
+        let mut ranges = self.commits.list();
         // A region that its owner has deregistered need not be kept.
         queue_pair.written.0.retain(|range| turn.keep(range).is_some());
         ranges.extend_from_slice(&queue_pair.written.0);
         let (mut status, written) = (CommitStatus::Success, &mut queue_pair.written);
         let asker = || Asker::Message { written: std::mem::take(written) };
-        match self.rdma.commits.begin(turn, queue_pair.number, ranges, &mut status, self.now, asker) {
+        match self.commits.begin(turn, queue_pair.number, ranges, &mut status, now, asker) {
             Some(key) => Hold::Commit(key),
             None if status == CommitStatus::Success => {
                 queue_pair.written.clear();
@@ -231,7 +237,7 @@ impl<P: Port> Core<P> {
         let queue = queue_pair.receive_completions;
         let waits_for = match hold {
             Hold::Free if queue_pair.held.is_empty() => {
-                return queue_pair.complete_receive(&mut self.rdma.lanes, completion);
+                return queue_pair.complete_receive(&mut self.lanes, completion);
             }
             Hold::Free => None,
             Hold::Failed => {
@@ -241,7 +247,7 @@ impl<P: Port> Core<P> {
             Hold::Commit(key) => Some(key),
         };
         queue_pair.held.push_back(Held { completion, queue, waits_for, requests: stream.requests_accepted() });
-        queue_pair.tell_held(&mut self.rdma.lanes);
+        queue_pair.tell_held(&mut self.lanes);
     }
 }
 

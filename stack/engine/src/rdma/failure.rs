@@ -5,8 +5,6 @@ use crate::api::counters::Counters;
 use crate::api::work::Status;
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
-use crate::core::Core;
-use crate::link::port::Port;
 use crate::rdma::Rdma;
 use crate::rdma::choose::Refused;
 use crate::rdma::commits::Commits;
@@ -17,6 +15,7 @@ use crate::rdma::running::{Ending, Limit, Outgoing, Source};
 use uwarp_iwarp::Message;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 use uwarp_memory::AccessError;
+use uwarp_tcp::Instant;
 
 impl QueuePair {
     /// Completes all posted work in order, as flushed. The send element at slot `send.0` from the head and the oldest
@@ -81,11 +80,13 @@ impl Rdma {
     }
 }
 
-impl<P: Port> Core<P> {
+impl Rdma {
     /// Ends a stream because this side found a fault.
     #[cold]
     pub(crate) fn fail_stream(
         &mut self,
+        counters: &mut Counters,
+        now: Instant,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         failure: Failure,
@@ -97,13 +98,15 @@ impl<P: Port> Core<P> {
             return;
         }
         let message = running.stream.fail(failure.fault, ulpdu);
-        self.end_by_fault(connection, queue_pair, failure, message);
+        self.end_by_fault(counters, now, connection, queue_pair, failure, message);
     }
 
-    /// As [`Core::fail_stream`], with a Terminate that is built already; `None` if none is to be sent.
+    /// As [`Rdma::fail_stream`], with a Terminate that is built already; `None` if none is to be sent.
     #[cold]
     pub(crate) fn end_by_fault(
         &mut self,
+        counters: &mut Counters,
+        now: Instant,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         failure: Failure,
@@ -115,15 +118,15 @@ impl<P: Port> Core<P> {
         if let Some(queue_pair) = queue_pair {
             let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
             let was_flushed = queue_pair.stage == Stage::Error;
-            self.rdma.flush_with(&mut self.counters, queue_pair, send, failure.receive);
+            self.flush_with(counters, queue_pair, send, failure.receive);
             if !was_flushed {
                 let status = failure.receive.or(failure.send).unwrap_or(Status::PeerProtocol);
-                self.rdma.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
+                self.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
             }
         }
         connection.quiet = false;
         let Phase::Running(running) = &mut connection.phase else { return };
-        running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
+        running.limit = Limit::Close(now + self.terminate_drain);
         running.outgoing = None;
         // Nothing can be sent after our FIN.
         let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
@@ -131,65 +134,88 @@ impl<P: Port> Core<P> {
             running.terminate = message;
         } else if running.terminate.is_none() {
             // Otherwise an earlier fault's Terminate is still to be sent, and FIN follows it.
-            connection.close_tcp(self.now);
+            connection.close_tcp(now);
         }
     }
 
     /// What comes next cannot be carried out.
     #[cold]
-    pub(crate) fn fail_refused(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, refused: Refused) {
+    pub(crate) fn fail_refused(
+        &mut self,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        refused: Refused,
+    ) {
         match refused {
-            Refused::Work(status) => self.fail_work(connection, queue_pair, status),
+            Refused::Work(status) => self.fail_work(counters, now, connection, queue_pair, status),
             Refused::Answer(fault) => {
                 let Phase::Running(running) = &mut connection.phase else { return };
                 let message = running.stream.fail_atomic(fault);
                 // What went before in this turn was sent.
-                self.retire(connection, queue_pair);
+                queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 let failure = Failure { fault, receive: None, send: None };
-                self.end_by_fault(connection, Some(queue_pair), failure, message);
+                self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
             }
         }
     }
 
     /// A message cannot be built: our memory is not (any longer) what it was said to be.
     #[cold]
-    pub(crate) fn fail_build(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, error: AccessError) {
+    pub(crate) fn fail_build(
+        &mut self,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        error: AccessError,
+    ) {
         let Phase::Running(running) = &mut connection.phase else { return };
         match running.outgoing.take() {
             Some(Outgoing { source: Source::Response { .. }, message, .. }) => {
                 let fault = read_fault(error);
                 let message = running.stream.fail_response(fault, &message);
                 // What went before in this turn was sent.
-                self.retire(connection, queue_pair);
-                self.end_by_fault(connection, Some(queue_pair), fault.into(), message);
+                queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
+                self.end_by_fault(counters, now, connection, Some(queue_pair), fault.into(), message);
             }
-            _ => self.fail_work(connection, queue_pair, Status::LocalProtection),
+            _ => self.fail_work(counters, now, connection, queue_pair, Status::LocalProtection),
         }
     }
 
     /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.
     #[cold]
-    fn fail_work(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair, status: Status) {
-        self.retire(connection, queue_pair);
+    fn fail_work(
+        &mut self,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        status: Status,
+    ) {
+        queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
         let Phase::Running(running) = &mut connection.phase else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         connection.ends_by(DisconnectReason::LocalError(status));
         let at = queue_pair.send.begun();
-        self.rdma.flush_with(&mut self.counters, queue_pair, Some((at, status)), None);
+        self.flush_with(counters, queue_pair, Some((at, status)), None);
         let failure = Failure { fault, receive: None, send: None };
-        self.end_by_fault(connection, Some(queue_pair), failure, message);
+        self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
     }
 
     /// The peer's Terminate: the oldest outstanding work is what it speaks of, as far as can be told.
     #[cold]
     pub(crate) fn on_peer_terminate(
         &mut self,
+        counters: &mut Counters,
+        now: Instant,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
         terminate: &ReceivedTerminate,
     ) {
-        self.counters.terminates_received += 1;
+        counters.terminates_received += 1;
         let message = &terminate.terminate;
         let code = TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
         let status = match terminate.status() {
@@ -199,34 +225,40 @@ impl<P: Port> Core<P> {
             }
         };
         connection.ends_by(DisconnectReason::PeerTerminated(code));
-        self.rdma.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
+        self.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
-        self.rdma.flush_with(&mut self.counters, queue_pair, began.then_some((0, status)), None);
+        self.flush_with(counters, queue_pair, began.then_some((0, status)), None);
         if let Phase::Running(running) = &mut connection.phase {
-            running.limit = Limit::Close(self.now + self.config.iwarp.terminate_drain);
+            running.limit = Limit::Close(now + self.terminate_drain);
             running.outgoing = None;
             running.terminate = None;
             running.ending = Ending::Closed;
         }
-        connection.close_tcp(self.now);
+        connection.close_tcp(now);
     }
 
     /// A completion did not fit. Nothing is lost, but the queue pair cannot continue.
     #[cold]
-    pub(crate) fn on_overflow(&mut self, connection: &mut Connection, queue_pair: &mut QueuePair) {
+    pub(crate) fn on_overflow(
+        &mut self,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+    ) {
         let Some(queue) = queue_pair.overflowed.take() else { return };
         if queue_pair.stage == Stage::Error {
             return;
         }
-        self.counters.completion_overflows += 1;
+        counters.completion_overflows += 1;
         let number = queue_pair.number;
-        self.rdma.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
+        self.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
         connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
         let Phase::Running(running) = &mut connection.phase else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         let failure = Failure { fault, receive: None, send: None };
-        self.end_by_fault(connection, Some(queue_pair), failure, message);
+        self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
         queue_pair.overflowed = None;
     }
 }

@@ -18,6 +18,8 @@ const ROOMY: usize = 16 << 10;
 /// The buffers for incomplete FPDUs.
 #[derive(Debug)]
 pub(crate) struct Gathers {
+    /// Most octets of the buffers that connections hold.
+    budget: u64,
     /// Octets of the buffers that connections hold.
     octets: u64,
     /// Connections that hold one.
@@ -30,9 +32,10 @@ pub(crate) struct Gathers {
     spare: Vec<Vec<u8>>,
 }
 
-impl Default for Gathers {
-    fn default() -> Gathers {
+impl Gathers {
+    pub(crate) fn new(budget: u64) -> Gathers {
         Gathers {
+            budget,
             octets: 0,
             waiting: 0,
             last: 0,
@@ -40,14 +43,12 @@ impl Default for Gathers {
             spare: Vec::with_capacity(SPARE),
         }
     }
-}
 
-impl Gathers {
-    /// A buffer for `wanted` octets: a used one, unless it is far too large or exceeds what `budget` has left.
-    pub(crate) fn take(&mut self, wanted: usize, budget: u64) -> Vec<u8> {
+    /// A buffer for `wanted` octets: a used one, unless it is far too large or exceeds what the budget has left.
+    pub(crate) fn take(&mut self, wanted: usize) -> Vec<u8> {
         let gather = self.take_any();
         let taken = gather.capacity();
-        if taken <= ROOMY.max(4 * wanted) && self.octets + taken as u64 <= budget {
+        if taken <= ROOMY.max(4 * wanted) && self.octets + taken as u64 <= self.budget {
             return gather;
         }
         self.give(gather);

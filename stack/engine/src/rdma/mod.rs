@@ -5,6 +5,7 @@ use std::time::Duration;
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink};
+use crate::api::config::EngineConfig;
 use crate::connection::Connection;
 use crate::rdma::commits::Commits;
 use crate::rdma::gathers::Gathers;
@@ -45,6 +46,8 @@ pub(crate) struct Rdma {
     pub(crate) gathers: Gathers,
     /// Where faults of streams and queue pairs are reported.
     pub(crate) events: EventSink<AsyncEvent>,
+    /// Time limit of a stream behind its Terminate.
+    terminate_drain: Duration,
     /// When the queue pairs of `failed` are checked next.
     pub(crate) sweep_at: Option<Instant>,
     /// Queue pairs in the error state.
@@ -52,13 +55,14 @@ pub(crate) struct Rdma {
 }
 
 impl Rdma {
-    pub(crate) fn new(queue_pairs: u32, commits: Commits, events: EventSink<AsyncEvent>) -> Rdma {
+    pub(crate) fn new(config: &EngineConfig, commits: Commits, events: EventSink<AsyncEvent>) -> Rdma {
         Rdma {
-            queue_pairs: (0..queue_pairs).map(|_| None).collect(),
+            queue_pairs: (0..config.limits.queue_pairs).map(|_| None).collect(),
             lanes: Lanes::default(),
             commits,
-            gathers: Gathers::default(),
+            gathers: Gathers::new(config.budgets.gather_octets),
             events,
+            terminate_drain: config.iwarp.terminate_drain,
             sweep_at: None,
             failed: Vec::new(),
         }

@@ -16,6 +16,7 @@ use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::Rdma;
 use crate::rdma::commits::Hold;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::ScatterError;
@@ -86,7 +87,7 @@ impl<P: Port> Core<P> {
         let mut queue_pair = self.take_queue_pair(connection);
         let mut gather = self.rdma.gathers.resume(connection);
         if gather.capacity() == 0 {
-            gather = self.rdma.gathers.take(octets.len(), self.config.budgets.gather_octets);
+            gather = self.rdma.gathers.take(octets.len());
         }
         let enough = gather.len() + octets.len();
         self.counters.octets_gathered += octets.len() as u64;
@@ -125,7 +126,14 @@ impl<P: Port> Core<P> {
                 }
                 Marked::Mismatch => {
                     at = gather.len();
-                    self.fail_stream(connection, queue_pair.as_deref_mut(), Fault::MarkerMismatch.into(), None);
+                    self.rdma.fail_stream(
+                        &mut self.counters,
+                        self.now,
+                        connection,
+                        queue_pair.as_deref_mut(),
+                        Fault::MarkerMismatch.into(),
+                        None,
+                    );
                 }
             }
         }
@@ -136,7 +144,8 @@ impl<P: Port> Core<P> {
         if gather.is_empty() || connection.gone {
             self.rdma.gathers.give(gather);
         } else {
-            self.put_aside(connection, queue_pair.as_deref_mut(), gather);
+            let Core { rdma, connections, counters, now, .. } = self;
+            rdma.put_aside(connections, counters, *now, connection, queue_pair.as_deref_mut(), gather);
         }
         self.rdma.gathers.give(ulpdu);
         self.give_queue_pair(queue_pair);
@@ -163,11 +172,10 @@ impl<P: Port> Core<P> {
         octets: &[u8],
         needed: Option<usize>,
     ) {
-        let budget = self.config.budgets.gather_octets;
-        let mut gather = self.rdma.gathers.take(needed.unwrap_or(LENGTH_LEN), budget);
+        let mut gather = self.rdma.gathers.take(needed.unwrap_or(LENGTH_LEN));
         self.counters.octets_gathered += octets.len() as u64;
         gather.extend_from_slice(octets);
-        self.put_aside(connection, queue_pair, gather);
+        self.rdma.put_aside(&mut self.connections, &mut self.counters, self.now, connection, queue_pair, gather);
     }
 
     /// A further piece of an FPDU. Gives what lies behind it.
@@ -194,7 +202,8 @@ impl<P: Port> Core<P> {
                         self.counters.fpdus_gathered -= 1;
                         self.counters.octets_gathered += rest.len() as u64;
                         gather.extend_from_slice(rest);
-                        self.put_aside(connection, queue_pair, gather);
+                        let Core { rdma, connections, counters, now, .. } = self;
+                        rdma.put_aside(connections, counters, *now, connection, queue_pair, gather);
                         return &[];
                     }
                     break;
@@ -206,7 +215,8 @@ impl<P: Port> Core<P> {
                 }
                 Framed::Incomplete { needed } => {
                     if rest.is_empty() {
-                        self.put_aside(connection, queue_pair, gather);
+                        let Core { rdma, connections, counters, now, .. } = self;
+                        rdma.put_aside(connections, counters, *now, connection, queue_pair, gather);
                         return rest;
                     }
                     let whole = needed.unwrap_or(LENGTH_LEN);
@@ -231,7 +241,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn on_bad_crc(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) {
         // Behind a fault nobody knows any more where FPDUs begin.
         self.counters.crc_errors += u64::from(connection.delivers());
-        self.fail_stream(connection, queue_pair, Fault::Crc.into(), None);
+        self.rdma.fail_stream(&mut self.counters, self.now, connection, queue_pair, Fault::Crc.into(), None);
     }
 
     #[inline]
@@ -251,7 +261,7 @@ impl<P: Port> Core<P> {
                     return;
                 }
                 let placed = if turn.has_transparent() {
-                    Self::place_and_note(turn, queue_pair, stag.0, offset.0, payload)
+                    Rdma::place_and_note(turn, queue_pair, stag.0, offset.0, payload)
                 } else {
                     turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE)
                 };
@@ -273,7 +283,7 @@ impl<P: Port> Core<P> {
                 })
             }
             Ok(Delivery::Send { first, message_offset, payload, completes }) => {
-                if first && !self.begin_receive(queue_pair) {
+                if first && !self.rdma.begin_receive(queue_pair) {
                     self.await_receive(running, &mut connection.tcp, queue_pair)
                 } else {
                     if completes.is_some() {
@@ -303,9 +313,9 @@ impl<P: Port> Core<P> {
                 }
             }
             Ok(Delivery::Immediate { data, solicited }) => {
-                if self.begin_receive(queue_pair) {
+                if self.rdma.begin_receive(queue_pair) {
                     self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
-                    self.on_immediate(turn, queue_pair, &running.stream, data, solicited);
+                    self.rdma.on_immediate(turn, self.now, queue_pair, &running.stream, data, solicited);
                     Ok(())
                 } else {
                     self.await_receive(running, &mut connection.tcp, queue_pair)
@@ -332,14 +342,18 @@ impl<P: Port> Core<P> {
                 delivered
                     .map_err(|_| Failure { send: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() })
             }
-            Ok(Delivery::CommitRequest(commit)) => self.on_commit_request(turn, connection, queue_pair, commit),
+            Ok(Delivery::CommitRequest(commit)) => {
+                let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
+                let commit = (commit, self.config.iwarp.strict_commit);
+                self.rdma.on_commit_request(turn, self.now, handle, connection, queue_pair, commit)
+            }
             Ok(Delivery::CommitResponse { status, .. }) => {
                 queue_pair.send.commit_done(status);
                 self.retire(connection, queue_pair);
                 Ok(())
             }
             Ok(Delivery::Terminate(terminate)) => {
-                self.on_peer_terminate(connection, queue_pair, &terminate);
+                self.rdma.on_peer_terminate(&mut self.counters, self.now, connection, queue_pair, &terminate);
                 Ok(())
             }
             Ok(Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
@@ -347,10 +361,10 @@ impl<P: Port> Core<P> {
             Err(fault) => Err(Failure { receive: None, ..Failure::from(fault) }),
         };
         if let Err(failure) = result {
-            self.fail_stream(connection, Some(queue_pair), failure, Some(ulpdu));
+            self.rdma.fail_stream(&mut self.counters, self.now, connection, Some(queue_pair), failure, Some(ulpdu));
         }
         if queue_pair.overflowed.is_some() {
-            self.on_overflow(connection, queue_pair);
+            self.rdma.on_overflow(&mut self.counters, self.now, connection, queue_pair);
         }
     }
 
@@ -379,7 +393,11 @@ impl<P: Port> Core<P> {
             })?;
         let Some(end) = completes else { return Ok(()) };
         // Before an STag is made invalid, which may be that of what was written.
-        let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, queue_pair) };
+        let hold = if queue_pair.written.is_empty() {
+            Hold::Free
+        } else {
+            self.rdma.commit_written(turn, self.now, queue_pair)
+        };
         if let Some(stag) = end.invalidate {
             let shared = queue_pair.domain_is_shared();
             turn.invalidate(association, stag.0, shared).map_err(|error| Failure::from(invalidate_fault(error)))?;
@@ -392,7 +410,7 @@ impl<P: Port> Core<P> {
                 completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
                 completion.invalidated = stag.0;
             }
-            self.tell_receive(queue_pair, stream, completion, hold);
+            self.rdma.tell_receive(queue_pair, stream, completion, hold);
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::Rdma;
 use crate::rdma::commits::Hold;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::Failure;
@@ -37,29 +38,6 @@ const LOOK: (Duration, Duration) = (Duration::from_micros(30), Duration::from_mi
 const LOOK_PART: u32 = 8;
 
 impl<P: Port> Core<P> {
-    /// Takes a receive for a new message. False: none is posted; [`Core::await_receive`] is next.
-    #[inline]
-    pub(crate) fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> bool {
-        let begun = queue_pair.receive.begin(queue_pair.number);
-        if begun {
-            self.tell_shared_receives(queue_pair);
-        }
-        begun
-    }
-
-    /// Reports what taking a receive has done to the shared queue.
-    #[inline]
-    fn tell_shared_receives(&mut self, queue_pair: &mut QueuePair) {
-        if let Some((queue, news)) = queue_pair.receive.take_event() {
-            self.control.events.send(match news {
-                SharedReceiveEvent::Low => AsyncEvent::SharedReceivesLow { queue },
-                SharedReceiveEvent::Share => {
-                    AsyncEvent::SharedReceivesExceeded { queue, queue_pair: queue_pair.number }
-                }
-            });
-        }
-    }
-
     /// No receive is posted for the message that has just begun: makes it wait, or says that it has failed.
     #[cold]
     pub(crate) fn await_receive(
@@ -72,7 +50,7 @@ impl<P: Port> Core<P> {
         let limit = self.config.iwarp.receive_wait;
         match running.receive_wait.filter(|wait| wait.message == message) {
             None => {
-                self.tell_shared_receives(queue_pair);
+                self.rdma.tell_shared_receives(queue_pair);
                 if limit.is_zero() || running.ending != Ending::No {
                     return Err(Fault::NoBuffer.into());
                 }
@@ -185,7 +163,8 @@ impl<P: Port> Core<P> {
         if gather.is_empty() || connection.gone {
             self.rdma.gathers.give(gather);
         } else {
-            self.put_aside(connection, queue_pair.as_deref_mut(), gather);
+            let Core { rdma, connections, counters, now, .. } = self;
+            rdma.put_aside(connections, counters, *now, connection, queue_pair.as_deref_mut(), gather);
         }
         self.give_queue_pair(queue_pair);
     }
@@ -206,17 +185,43 @@ impl<P: Port> Core<P> {
         let gather = self.rdma.gathers.resume(connection);
         self.rdma.gathers.give(gather);
     }
+}
+
+impl Rdma {
+    /// Takes a receive for a new message. False: none is posted; `await_receive` is next.
+    #[inline]
+    pub(crate) fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> bool {
+        let begun = queue_pair.receive.begin(queue_pair.number);
+        if begun {
+            self.tell_shared_receives(queue_pair);
+        }
+        begun
+    }
+
+    /// Reports what taking a receive has done to the shared queue.
+    #[inline]
+    fn tell_shared_receives(&mut self, queue_pair: &mut QueuePair) {
+        if let Some((queue, news)) = queue_pair.receive.take_event() {
+            self.events.send(match news {
+                SharedReceiveEvent::Low => AsyncEvent::SharedReceivesLow { queue },
+                SharedReceiveEvent::Share => {
+                    AsyncEvent::SharedReceivesExceeded { queue, queue_pair: queue_pair.number }
+                }
+            });
+        }
+    }
 
     /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 §6.3).
     pub(crate) fn on_immediate(
         &mut self,
         turn: &Turn<'_>,
+        now: Instant,
         queue_pair: &mut QueuePair,
         stream: &Stream,
         data: ImmediateData,
         solicited: bool,
     ) {
-        let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, queue_pair) };
+        let hold = if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, now, queue_pair) };
         if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) {
             completion.flags = CompletionFlags::IMMEDIATE;
             if solicited {

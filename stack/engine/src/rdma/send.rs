@@ -125,7 +125,7 @@ impl<P: Port> Core<P> {
             self.retire(connection, queue_pair);
         }
         if queue_pair.overflowed.is_some() {
-            self.on_overflow(connection, queue_pair);
+            self.rdma.on_overflow(&mut self.counters, self.now, connection, queue_pair);
         }
         match pulled {
             Pulled::Dry => {
@@ -161,7 +161,9 @@ impl<P: Port> Core<P> {
                     Ok(Chosen::Nothing) => return Pulled::Dry,
                     Ok(Chosen::Begun) => {
                         if !queue_pair.waiting_commits.is_empty() {
-                            self.begin_waiting_commits(turn, running, queue_pair);
+                            let handle =
+                                queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
+                            self.rdma.begin_waiting_commits(turn, self.now, handle, running, queue_pair);
                         }
                     }
                     Ok(Chosen::Whole(element)) => whole = Some(element),
@@ -176,7 +178,7 @@ impl<P: Port> Core<P> {
                     }
                     Err(refused) => {
                         self.push_open(connection, open.take());
-                        self.fail_refused(connection, queue_pair, refused);
+                        self.rdma.fail_refused(&mut self.counters, self.now, connection, queue_pair, refused);
                         // Of a Terminate: nobody else may come to have it sent.
                         return Pulled::More;
                     }
@@ -185,7 +187,7 @@ impl<P: Port> Core<P> {
             if whole.is_none()
                 && let Err(error) = self.cut_long(turn, connection, queue_pair, open, limit, (&mut budget, &mut space))
             {
-                self.fail_build(connection, queue_pair, error);
+                self.rdma.fail_build(&mut self.counters, self.now, connection, queue_pair, error);
                 return Pulled::More;
             }
             if space == 0 {
@@ -222,7 +224,7 @@ impl<P: Port> Core<P> {
                 Ok(octets) => space = space.saturating_sub(octets),
                 Err(error) => {
                     self.push_open(connection, open.take());
-                    self.fail_build(connection, queue_pair, error);
+                    self.rdma.fail_build(&mut self.counters, self.now, connection, queue_pair, error);
                     return Pulled::More;
                 }
             }
