@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <linux/if_packet.h>
 #include <net/if.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -30,6 +31,19 @@
 uint32_t uwarp_lcore_id(void)
 {
 	return rte_lcore_id();
+}
+
+void uwarp_lcore_set(uint32_t lcore)
+{
+	RTE_PER_LCORE(_lcore_id) = lcore;
+}
+
+int uwarp_cancellable(int cancellable)
+{
+	int before = PTHREAD_CANCEL_ENABLE;
+
+	pthread_setcancelstate(cancellable ? PTHREAD_CANCEL_ENABLE : PTHREAD_CANCEL_DISABLE, &before);
+	return before == PTHREAD_CANCEL_ENABLE;
 }
 
 int uwarp_errno(void)

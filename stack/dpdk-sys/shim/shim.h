@@ -11,7 +11,10 @@ struct rte_ring;
 
 /* Of the calling thread. */
 uint32_t uwarp_lcore_id(void);
+void uwarp_lcore_set(uint32_t lcore);
 int uwarp_errno(void);
+/* Lets the calling thread be cancelled or not; whether it could be before. */
+int uwarp_cancellable(int cancellable);
 
 /* Whether the link is up, and its speed in Mbit/s (untouched if the device cannot say). In C, since DPDK 24.11 has the fields
  * in an anonymous union. */

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use crate::{
     RTE_MAX_LCORE, RTE_PKTMBUF_HEADROOM, UWARP_MBUF_EXTERNAL, UWARP_MBUF_INDIRECT, rte_eth_fp_ops, rte_mbuf,
-    rte_mempool, rte_mempool_cache, rte_ring, uwarp_lcore_id, uwarp_mbuf_free_segment, uwarp_mbuf_raw_alloc,
-    uwarp_mbuf_raw_free,
+    rte_mempool, rte_mempool_cache, rte_ring, uwarp_lcore_id, uwarp_lcore_set, uwarp_mbuf_free_segment,
+    uwarp_mbuf_raw_alloc, uwarp_mbuf_raw_free,
 };
 
 /// This thread's lcore is not known yet. Neither a valid number nor `LCORE_ID_ANY`.
@@ -43,6 +43,20 @@ pub fn lcore_id() -> u32 {
 /// Must be called on a thread after its registration changed.
 pub fn lcore_changed() {
     LCORE.set(NOT_ASKED);
+}
+
+/// Makes this the calling thread's lcore, and with it that lcore's caches its own. Returns the former one.
+///
+/// # Safety
+/// The number is `LCORE_ID_ANY`, or that of a registered thread, and no other thread uses that lcore's caches until the calling
+/// thread has another lcore.
+#[inline]
+pub unsafe fn exchange_lcore(lcore: u32) -> u32 {
+    let former = lcore_id();
+    // SAFETY: writes a thread-local variable.
+    unsafe { uwarp_lcore_set(lcore) };
+    LCORE.set(lcore);
+    former
 }
 
 /// The device's functions and queues.

@@ -160,7 +160,7 @@ impl Eal {
             fast::lcore_changed();
         }
         REGISTRATIONS.set(depth + 1);
-        Ok(ThreadRegistration { _not_send: PhantomData })
+        Ok(ThreadRegistration { detached: None, _not_send: PhantomData })
     }
 
     /// The buffer pools that closed ports left behind. Buffers missing from one are still referenced.
@@ -189,11 +189,44 @@ thread_local! {
 #[derive(Debug)]
 #[must_use]
 pub struct ThreadRegistration {
+    detached: Option<Detached>,
     _not_send: PhantomData<*const ()>,
+}
+
+#[derive(Debug)]
+struct Detached {
+    lcore: u32,
+    /// Held by the [`Caches`] too.
+    alive: Arc<()>,
+}
+
+impl ThreadRegistration {
+    /// Detaches the thread's buffer caches from the thread: from now on whoever has the returned value uses them, and this thread
+    /// takes buffers without a cache otherwise. `None` if they are detached already, or the thread has none.
+    pub fn detach_caches(&mut self) -> Option<Caches> {
+        let lcore = fast::lcore_id();
+        if self.detached.is_some() || REGISTRATIONS.get() != 1 || lcore == sys::UWARP_LCORE_ANY {
+            return None;
+        }
+        let alive = Arc::new(());
+        self.detached = Some(Detached { lcore, alive: Arc::clone(&alive) });
+        // SAFETY: the thread has no lcore from here on.
+        unsafe { fast::exchange_lcore(sys::UWARP_LCORE_ANY) };
+        Some(Caches { lcore, _alive: alive })
+    }
 }
 
 impl Drop for ThreadRegistration {
     fn drop(&mut self) {
+        if let Some(Detached { lcore, alive }) = self.detached.take() {
+            if Arc::strong_count(&alive) > 1 {
+                // Somebody may use the caches for ever: the thread's slot is lost.
+                REGISTRATIONS.set(REGISTRATIONS.get() - 1);
+                return;
+            }
+            // SAFETY: the `Caches` are gone, and with them all other users of this thread's lcore.
+            unsafe { fast::exchange_lcore(lcore) };
+        }
         let depth = REGISTRATIONS.get() - 1;
         REGISTRATIONS.set(depth);
         if depth == 0 {
@@ -203,6 +236,52 @@ impl Drop for ThreadRegistration {
             fast::lcore_changed();
         }
     }
+}
+
+/// The buffer caches of a registered thread, for one thread at a time. DPDK finds them by a thread-local number, which is set while
+/// they are in use.
+#[derive(Debug)]
+pub struct Caches {
+    lcore: u32,
+    _alive: Arc<()>,
+}
+
+/// Gives a thread its lcore back.
+struct FormerLcore(u32);
+
+impl Drop for FormerLcore {
+    fn drop(&mut self) {
+        // SAFETY: the thread had it before, and nobody else got it meanwhile: an lcore belongs to a thread or to a `Caches`.
+        unsafe { fast::exchange_lcore(self.0) };
+    }
+}
+
+impl Caches {
+    /// Runs `work`, which uses these caches, on the calling thread.
+    #[inline]
+    pub fn with<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: there is one value for an lcore, it is borrowed exclusively, and the registered thread has no lcore itself.
+        let _former = FormerLcore(unsafe { fast::exchange_lcore(self.lcore) });
+        work()
+    }
+}
+
+/// Runs `work`, during which the calling thread is not cancelled (pthread_cancel(3)): drivers make system calls that are
+/// cancellation points, and a thread that ended in one would leave the queue as it is.
+#[inline]
+pub fn without_cancellation<T>(work: impl FnOnce() -> T) -> T {
+    struct Former(bool);
+    impl Drop for Former {
+        fn drop(&mut self) {
+            if self.0 {
+                // SAFETY: a call that changes the calling thread's own state.
+                unsafe { sys::uwarp_cancellable(1) };
+            }
+        }
+    }
+    // SAFETY: as above.
+    let _former = Former(unsafe { sys::uwarp_cancellable(0) } != 0);
+    work()
 }
 
 /// The directory of DPDK's drivers. EAL loads every plug-in in it.

@@ -31,7 +31,7 @@ mod signal;
 pub mod truncation;
 
 pub use device::{DeviceConfig, MemifRole};
-pub use eal::{Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory};
+pub use eal::{Caches, Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory, without_cancellation};
 pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
 pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Rss, Statistics};

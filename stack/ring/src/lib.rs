@@ -7,10 +7,11 @@
 //!   plain stream.
 //! - [`Doorbells`]: a bitmap by which any thread tells one engine which queues have new elements.
 //! - [`Notifier`]: an eventfd that is written only if a thread has armed it, so that polling costs no system call.
+//! - [`Helm`]: which thread turns an engine. The one lock here; only the engine's own thread ever waits for it.
 //! - [`Claims`]: a table of which engine has what, such as a flow.
 //! - [`Shares`]: the accounts of a queue that has several users.
 //!
-//! Nothing here takes a lock, or allocates after construction. The ends of a ring are `Send` but not `Sync`: by type,
+//! Nothing else here takes a lock, and nothing allocates after construction. The ends of a ring are `Send` but not `Sync`: by type,
 //! one thread at a time owns each of them.
 //!
 //! Loom models check the memory orderings: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-ring --release`.
@@ -21,6 +22,7 @@
 mod bytes;
 mod claims;
 mod doorbell;
+mod helm;
 mod notifier;
 mod shares;
 mod slot;
@@ -33,6 +35,7 @@ mod models;
 pub use bytes::{ByteConsumer, ByteProducer, byte_ring};
 pub use claims::{Claim, Claims};
 pub use doorbell::Doorbells;
+pub use helm::{Held, Helm};
 pub use notifier::Notifier;
 pub use shares::Shares;
 pub use slot::Slot;

@@ -5,8 +5,8 @@ pub(crate) use standard::*;
 
 #[cfg(not(loom))]
 mod standard {
-    pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
+    pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
 
     /// `std::cell::UnsafeCell` with loom's interface. Loom's version checks each access for races.
     #[derive(Debug)]
@@ -83,7 +83,7 @@ mod standard {
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence},
     },
 };

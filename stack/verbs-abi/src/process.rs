@@ -138,6 +138,7 @@ fn configure() -> Result<Config, String> {
     }
     config.linger = config.linger.max(Duration::from_secs(1));
     config.limits.receive_wait.get_or_insert(RECEIVE_WAIT);
+    config.engine.poll_turns.get_or_insert(true);
     Ok(config)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::context::Shared;
 use crate::core::{Core, lock};
-use crate::driver::{self, Backoff};
+use crate::driver::{self, Backoff, at_helm};
 use crate::error::Error;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,10 +130,14 @@ pub struct CompletionQueue {
     depth: usize,
     empty_polls: u32,
     inline: bool,
+    /// A poll in vain turns an engine with a thread.
+    poll_turns: bool,
 }
 
 /// Empty polls of a threaded queue before the core is yielded.
 const POLLS_BEFORE_YIELD: u32 = 256;
+/// Turns of an engine in one poll, at most.
+const MOST_TURNS: usize = 4;
 
 impl CompletionQueue {
     /// What events call this queue.
@@ -186,7 +190,9 @@ impl CompletionQueue {
         shared.waiters.add(&notifier);
         let inline = shared.is_inline();
         let shared = Arc::clone(shared);
-        Ok(Self { core, shared, lanes, replacements: Vec::new(), next: 0, depth, empty_polls: 0, inline })
+        let poll_turns = !inline && shared.config.engine.poll_turns == Some(true);
+        let replacements = Vec::new();
+        Ok(Self { core, shared, lanes, replacements, next: 0, depth, empty_polls: 0, inline, poll_turns })
     }
 
     pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
@@ -254,6 +260,9 @@ impl CompletionQueue {
             self.advance();
             count = self.reap(out);
         }
+        if count == 0 && self.poll_turns && !out.is_empty() {
+            count = self.turn_and_reap(out);
+        }
         if count > 0 {
             self.empty_polls = 0;
         } else if !self.inline {
@@ -262,6 +271,25 @@ impl CompletionQueue {
                 self.empty_polls = 0;
                 // With more pollers than cores, the engine that we wait for may be waiting for this core.
                 std::thread::yield_now();
+            }
+        }
+        count
+    }
+
+    /// Turns an engine that has a thread, if nobody does so now, until there is a completion or nothing to do. Whoever armed the
+    /// queue is about to wait, and not to poll: then it is left to the thread.
+    fn turn_and_reap(&mut self, out: &mut [Completion]) -> usize {
+        let mut count = 0;
+        for _ in 0..MOST_TURNS {
+            let engine = &self.shared.engines[self.next % self.shared.engines.len()];
+            if self.core.notifier.is_armed() || !at_helm::turn_for_application(engine.helm(), self.empty_polls) {
+                break;
+            }
+            // The core is given to others when there is nothing to do, not in the middle of a message.
+            self.empty_polls = 0;
+            count = self.reap(out);
+            if count > 0 {
+                break;
             }
         }
         count
@@ -307,12 +335,21 @@ impl CompletionQueue {
     /// is not announced. Arming leaves earlier events alone.
     pub fn arm(&mut self) {
         self.core.notifier.arm();
+        self.call_threads();
     }
 
     /// As [`arm`](Self::arm), for the next completion that the peer asked a solicited event for (RFC 5040 §5.3) or that is no
     /// success; others leave the file descriptor alone. If the queue is armed for any completion, it stays so.
     pub fn arm_solicited(&mut self) {
         self.core.notifier.arm_also(URGENT_COMPLETION);
+        self.call_threads();
+    }
+
+    /// Who arms the queue is about to wait.
+    fn call_threads(&self) {
+        if self.poll_turns {
+            self.shared.engines.iter().for_each(|engine| engine.helm().call());
+        }
     }
 
     /// Takes the events that were raised since the last time, and returns how many: at most one for each time that the queue was

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::cpus::CommitCpus;
+use crate::driver::at_helm::Helm;
 use crate::driver::{self, Backoff, Health};
 use crate::error::Error;
 use crate::launch::Launch;
@@ -10,9 +11,10 @@ use crate::numbers::Numbers;
 use crate::queue_pair::Lingering;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
 use crate::switch::{Link, ReservedPort};
+use crate::waiters::Waiters;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, at, bounded, never, select, unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uwarp_engine::ReservedPorts;
@@ -38,6 +40,8 @@ pub(crate) struct EngineHandle {
     doorbells: Arc<Doorbells>,
     /// Wakes the engine's thread.
     wake: Arc<Notifier>,
+    /// The engine itself, if it has a thread.
+    helm: Arc<Helm>,
     health: Arc<Health>,
     /// The mailbox's other end, until the engine runs.
     mailbox: Mutex<Option<Receiver<Command>>>,
@@ -48,7 +52,8 @@ impl EngineHandle {
     /// An engine that does not run yet.
     pub(crate) fn new(doorbells: Arc<Doorbells>, wake: Arc<Notifier>, health: Arc<Health>) -> Self {
         let (commands, mailbox) = unbounded();
-        Self { commands, doorbells, wake, health, mailbox: Mutex::new(Some(mailbox)), thread: Mutex::new(None) }
+        let helm = Arc::new(Helm::new(None, Arc::clone(&wake)));
+        Self { commands, doorbells, wake, helm, health, mailbox: Mutex::new(Some(mailbox)), thread: Mutex::new(None) }
     }
 
     /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it. An engine with a
@@ -113,44 +118,12 @@ impl EngineHandle {
         &self.wake
     }
 
+    pub(crate) fn helm(&self) -> &Arc<Helm> {
+        &self.helm
+    }
+
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.health
-    }
-}
-
-/// Who is woken when an engine stops, so that nobody waits for the dead.
-#[derive(Debug)]
-pub(crate) struct Waiters {
-    notifiers: Mutex<Vec<Weak<Notifier>>>,
-    /// Dropped when the first engine stops, which disconnects `stopped`.
-    running: Mutex<Option<Sender<()>>>,
-    stopped: Receiver<()>,
-}
-
-impl Default for Waiters {
-    fn default() -> Self {
-        let (running, stopped) = bounded(0);
-        Self { notifiers: Mutex::default(), running: Mutex::new(Some(running)), stopped }
-    }
-}
-
-impl Waiters {
-    pub(crate) fn add(&self, notifier: &Arc<Notifier>) {
-        let mut list = lock(&self.notifiers);
-        list.retain(|waiter| waiter.strong_count() > 0);
-        list.push(Arc::downgrade(notifier));
-    }
-
-    /// Disconnected when an engine has stopped.
-    fn stopped(&self) -> &Receiver<()> {
-        &self.stopped
-    }
-
-    pub(crate) fn wake(&self) {
-        lock(&self.running).take();
-        for waiter in lock(&self.notifiers).iter().filter_map(Weak::upgrade) {
-            waiter.fire_if_armed();
-        }
     }
 }
 

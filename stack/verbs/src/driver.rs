@@ -1,9 +1,9 @@
-//! Who turns the engines: a thread each, or the application's own thread.
+//! Who turns the engines: a thread each, the application's own thread, or both by turns.
 
 use crate::clock::Clock;
 use crate::config::{EngineOptions, Idle};
-use crate::core::Waiters;
 use crate::error::Error;
+use crate::waiters::Waiters;
 use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
@@ -30,7 +30,7 @@ pub(crate) enum PortSeed {
     Panicking(panicking::PanickingPort),
 }
 
-/// Everything that an engine is built from. Crosses to its thread; the engine itself never does.
+/// Everything that an engine is built from. Crosses to its thread, which builds it.
 pub(crate) struct EngineSeed {
     pub(crate) config: EngineConfig,
     pub(crate) port: PortSeed,
@@ -98,7 +98,7 @@ macro_rules! each_kind {
     };
 }
 
-/// An engine with what surrounds it on its thread.
+/// An engine with what surrounds it.
 pub(crate) struct Seat {
     /// `None` after a panic.
     engine: Option<Kind>,
@@ -108,18 +108,23 @@ pub(crate) struct Seat {
     /// It has turned, or may: others wait for it.
     is_live: bool,
     wake: Arc<Notifier>,
-    // Dropped after the engine, whose buffers go back through this thread's cache.
-    _registration: Option<uwarp_dpdk::ThreadRegistration>,
+    /// The buffer caches of the engine's thread, if others turn the engine too.
+    caches: Option<uwarp_dpdk::Caches>,
+    /// When a thread of the application last turned it.
+    turned_at: Instant,
 }
 
+/// A seat, and what has to stay on the thread that built it, longer than the seat.
+pub(crate) type Built = (Seat, Option<uwarp_dpdk::ThreadRegistration>);
+
 impl Seat {
-    /// Builds the engine on the calling thread.
-    pub(crate) fn build(context: u64, seed: EngineSeed) -> Result<Self, Error> {
+    /// Builds the engine on the calling thread. If it is `shared`, other threads will turn it too.
+    pub(crate) fn build(context: u64, seed: EngineSeed, shared: bool) -> Result<Built, Error> {
         let EngineSeed { config, port, channels, health, wake } = seed;
         let index = usize::from(config.index);
         let refused =
             |reason: uwarp_engine::EngineError| Error::EngineFailed { engine: index, reason: reason.to_string() };
-        let (engine, registration) = match port {
+        let (engine, mut registration) = match port {
             PortSeed::Device { queue, eal } => {
                 let registration = eal.register_thread()?;
                 let port = Decorated::new(DpdkPort::new(queue));
@@ -137,7 +142,10 @@ impl Seat {
             }
         };
         let (clock, is_live) = (Clock::get(), false);
-        Ok(Self { engine: Some(engine), context, clock, health, is_live, wake, _registration: registration })
+        let caches = registration.as_mut().filter(|_| shared).and_then(uwarp_dpdk::ThreadRegistration::detach_caches);
+        let turned_at = Instant::ZERO;
+        let seat = Self { engine: Some(engine), context, clock, health, is_live, wake, caches, turned_at };
+        Ok((seat, registration))
     }
 
     /// One turn. A panic ends the engine, and nothing else: its queue pairs fail, its waiters wake.
@@ -182,29 +190,24 @@ impl Seat {
         }
     }
 
-    /// Turns until the engine is shut down or fails: the body of an engine thread.
-    pub(crate) fn run(&mut self, options: &EngineOptions) {
-        self.is_live = true;
-        let mut backoff = Backoff::new(options);
-        let mut woken = None;
-        while !self.is_done() {
-            let now = self.clock.now();
-            let turned = self.turn(now);
-            if turned.received > 0 || turned.transmitted > 0 {
-                woken = None;
-                backoff.reset();
-            } else if turned.busy {
-                // A timer that leads to no frame, such as one that was armed again for later, is no reason to poll.
-                if woken != Some(Wakeup::Timer) {
-                    backoff.reset();
-                }
-            } else if backoff.idle(now) {
-                woken = sleep(std::slice::from_mut(self), backoff.nap(now), Duration::MAX);
-                if woken.is_none() {
-                    backoff.reset();
-                }
-            }
+    /// As [`turn`](Self::turn), with the buffer caches of whoever holds the helm.
+    #[inline]
+    fn turn_at_helm(&mut self, now: Instant) -> Turned {
+        let Some(mut caches) = self.caches.take() else { return self.turn(now) };
+        let turned = caches.with(|| self.turn(now));
+        self.caches = Some(caches);
+        turned
+    }
+
+    /// One turn by a thread of the application, which holds the helm.
+    fn turn_for_application(&mut self) -> Turned {
+        if self.is_done() {
+            return Turned::default();
         }
+        // The time stamp counters of two cores may differ by less than a hand-over takes.
+        self.turned_at = self.turned_at.max(self.clock.now());
+        let now = self.turned_at;
+        uwarp_dpdk::without_cancellation(|| self.turn_at_helm(now))
     }
 
     fn enable_wakeups(&mut self) -> bool {
@@ -249,7 +252,7 @@ fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
     let mut busy = false;
     for seat in seats.iter_mut() {
         let now = seat.clock.now();
-        busy |= seat.turn(now).busy || seat.is_done();
+        busy |= seat.turn_at_helm(now).busy || seat.is_done();
         if let Some(deadline) = seat.next_deadline() {
             limit = limit.min(Duration::from_nanos(deadline.as_nanos().saturating_sub(now.as_nanos())));
         }
@@ -284,7 +287,7 @@ fn wait(seats: &[Seat], limit: Duration) -> Wakeup {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // Before the thread is deregistered. A panic while dropping must not take the process along.
+        // A panic while dropping must not take the process along.
         if let Some(engine) = self.engine.take() {
             let _ = catch_unwind(AssertUnwindSafe(|| drop(engine)));
         }
@@ -355,20 +358,30 @@ impl Backoff {
     }
 }
 
+/// Inline engines of a thread.
+struct Seats {
+    list: Vec<Seat>,
+    /// Of the same index as the seat. Dropped after the engines, whose buffers go back through this thread's caches.
+    registrations: Vec<Option<uwarp_dpdk::ThreadRegistration>>,
+}
+
 thread_local! {
     /// Inline engines that this thread turns.
-    static SEATS: RefCell<Vec<Seat>> = const { RefCell::new(Vec::new()) };
+    static SEATS: RefCell<Seats> = const { RefCell::new(Seats { list: Vec::new(), registrations: Vec::new() }) };
 }
 
 /// Puts an inline engine on the calling thread.
-pub(crate) fn seat_here(mut seat: Seat) {
+pub(crate) fn seat_here((mut seat, registration): Built) {
     seat.is_live = true;
-    SEATS.with_borrow_mut(|seats| seats.push(seat));
+    SEATS.with_borrow_mut(|seats| {
+        seats.list.push(seat);
+        seats.registrations.push(registration);
+    });
 }
 
 /// Whether the calling thread turns this context's engine.
 pub(crate) fn is_seated_here(context: u64) -> bool {
-    SEATS.try_with(|seats| seats.borrow().iter().any(|seat| seat.context == context)).unwrap_or(false)
+    SEATS.try_with(|seats| seats.borrow().list.iter().any(|seat| seat.context == context)).unwrap_or(false)
 }
 
 /// Rings the doorbell of a queue pair or connection of an inline context. False if its engine is not on this thread, or busy:
@@ -378,7 +391,7 @@ pub(crate) fn ring_inline(context: u64, number: u32) -> bool {
     SEATS
         .try_with(|seats| {
             let Ok(mut seats) = seats.try_borrow_mut() else { return false };
-            let Some(seat) = seats.iter_mut().find(|seat| seat.context == context) else { return false };
+            let Some(seat) = seats.list.iter_mut().find(|seat| seat.context == context) else { return false };
             let Some(engine) = &mut seat.engine else { return false };
             each_kind!(engine, engine => engine.ring_here(number))
         })
@@ -391,7 +404,7 @@ pub(crate) fn turn_inline(context: u64) -> Option<bool> {
     SEATS
         .try_with(|seats| {
             let mut seats = seats.borrow_mut();
-            let seat = seats.iter_mut().find(|seat| seat.context == context)?;
+            let seat = seats.list.iter_mut().find(|seat| seat.context == context)?;
             let now = seat.clock.now();
             Some(seat.turn(now).busy)
         })
@@ -405,7 +418,7 @@ pub(crate) fn turn_all_inline() -> bool {
     SEATS
         .try_with(|seats| {
             let mut busy = false;
-            for seat in seats.borrow_mut().iter_mut() {
+            for seat in seats.borrow_mut().list.iter_mut() {
                 let now = seat.clock.now();
                 busy |= seat.turn(now).busy;
             }
@@ -417,7 +430,7 @@ pub(crate) fn turn_all_inline() -> bool {
 /// Lets the calling thread sleep until one of its inline engines has something to do, at most for `limit`.
 pub(crate) fn sleep_inline(backoff: &mut Backoff, limit: Duration) {
     let nap = backoff.nap(Clock::get().now());
-    if let Ok(None) = SEATS.try_with(|seats| sleep(&mut seats.borrow_mut(), nap, limit)) {
+    if let Ok(None) = SEATS.try_with(|seats| sleep(&mut seats.borrow_mut().list, nap, limit)) {
         backoff.reset();
     }
 }
@@ -427,8 +440,8 @@ pub(crate) fn unseat(context: u64) -> bool {
     let seat = SEATS
         .try_with(|seats| {
             let mut seats = seats.borrow_mut();
-            let index = seats.iter().position(|seat| seat.context == context)?;
-            Some(seats.swap_remove(index))
+            let index = seats.list.iter().position(|seat| seat.context == context)?;
+            Some((seats.list.swap_remove(index), seats.registrations.swap_remove(index)))
         })
         .ok()
         .flatten();
@@ -436,5 +449,6 @@ pub(crate) fn unseat(context: u64) -> bool {
     seat.is_some()
 }
 
+pub(crate) mod at_helm;
 #[cfg(test)]
 pub(crate) mod panicking;

@@ -3,7 +3,8 @@
 use crate::config::{Config, EngineMode, EngineOptions};
 use crate::core::{Core, lock};
 use crate::cpus;
-use crate::driver::{self, EngineSeed, PortSeed, Seat};
+use crate::driver::at_helm::{self, Helm};
+use crate::driver::{self, Built, EngineSeed, PortSeed, Seat};
 use crate::error::Error;
 use crate::open::{connections, engine_config, random, start_capture, tcp_config};
 use crate::switch;
@@ -136,7 +137,7 @@ pub(crate) fn start(core: &Core) -> Result<(), Error> {
 
 /// An engine that is built and waits for the others.
 enum Candidate {
-    Here(Seat),
+    Here(Built),
     Thread(WaitingThread),
 }
 
@@ -181,8 +182,11 @@ fn run_engines(
             wake: Arc::clone(engine.wake()),
         };
         candidates.push(match config.engine.mode {
-            EngineMode::Inline => Candidate::Here(Seat::build(core.id, seed)?),
-            EngineMode::Threaded => Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, seed)?),
+            EngineMode::Inline => Candidate::Here(Seat::build(core.id, seed, false)?),
+            EngineMode::Threaded => {
+                let helm = Arc::clone(engine.helm());
+                Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, seed, helm)?)
+            }
         });
     }
     for (engine, candidate) in core.engines.iter().zip(candidates) {
@@ -204,7 +208,13 @@ struct WaitingThread {
 }
 
 impl WaitingThread {
-    fn start(context: u64, index: usize, options: &EngineOptions, seed: EngineSeed) -> Result<Self, Error> {
+    fn start(
+        context: u64,
+        index: usize,
+        options: &EngineOptions,
+        seed: EngineSeed,
+        helm: Arc<Helm>,
+    ) -> Result<Self, Error> {
         let options = options.clone();
         let cpu = options.cpus.get(index).copied();
         let (built_sender, built) = bounded(1);
@@ -215,12 +225,16 @@ impl WaitingThread {
                 tracing::debug!(%error, "the timer slack stays as it is");
             }
             let pinned = cpu.map_or(Ok(()), |cpu| cpus::pin("engine.cpus", cpu));
-            match pinned.and_then(|()| Seat::build(context, seed)) {
-                Ok(mut seat) => {
+            let shared = options.poll_turns.unwrap_or(false);
+            match pinned.and_then(|()| Seat::build(context, seed, shared)) {
+                Ok((seat, registration)) => {
                     let _ = built_sender.send(Ok(()));
-                    if gone.recv().is_ok() {
-                        seat.run(&options);
+                    match gone.recv() {
+                        Ok(()) => at_helm::run(&helm, seat, &options),
+                        Err(_) => drop(seat),
                     }
+                    // After the engine, whose buffers go back through this thread's caches.
+                    drop(registration);
                 }
                 Err(error) => {
                     let _ = built_sender.send(Err(error));

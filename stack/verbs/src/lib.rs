@@ -226,6 +226,7 @@ mod shared_receives;
 pub mod stats;
 pub mod switch;
 mod tcp;
+mod waiters;
 mod window;
 
 pub use capabilities::{Atomicity, Capabilities};

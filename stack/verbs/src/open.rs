@@ -1,7 +1,7 @@
 //! From a configuration to a context whose engines do not run yet, and the engines' settings.
 
 use crate::config::{Config, Congestion, Ecn, FaultOptions};
-use crate::core::{Core, EngineHandle, Waiters};
+use crate::core::{Core, EngineHandle};
 use crate::cpus::{self, CommitCpus};
 use crate::driver::Health;
 #[cfg(test)]
@@ -9,6 +9,7 @@ use crate::driver::{self, PortSeed};
 use crate::error::Error;
 use crate::launch::{Launch, Ports};
 use crate::switch;
+use crate::waiters::Waiters;
 use crossbeam::channel::{Receiver, bounded, unbounded};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;

@@ -51,13 +51,23 @@ impl Port for PanickingPort {
     }
 }
 
-fn panics_and_lives(inline: bool) {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turner {
+    Inline,
+    Thread,
+    /// The application's polls, while the thread stands back.
+    Polls,
+}
+
+fn panics_and_lives(turner: Turner) {
     let config = |host: u8| {
         let config = Config::without_device(&format!("10.0.0.{host}/24"))
             .unwrap()
             .without_monitor()
             .linger(Duration::from_millis(100));
-        if inline { config.inline() } else { config }
+        let mut config = if turner == Turner::Inline { config.inline() } else { config };
+        config.engine.poll_turns = Some(turner == Turner::Polls);
+        config
     };
     let switch = Arc::new(AtomicBool::new(false));
     let (a, b) = open::prepare_panicking_pair(config(1), config(2), &switch).unwrap();
@@ -79,6 +89,19 @@ fn panics_and_lives(inline: bool) {
     qp_a.post_receive(&[ReceiveRequest::new(5, &[])]).unwrap();
     assert!(!cq_a.wait(Duration::from_millis(1)).unwrap());
 
+    let deadline = std::time::Instant::now() + LONG;
+    if turner == Turner::Polls {
+        // The wait has armed the queue, whose polls leave the engine to the thread until something comes.
+        let mut other = a.create_completion_queue(4).unwrap();
+        while a.shared().engines[0].helm().try_take().is_none() {
+            assert!(std::time::Instant::now() < deadline, "the engine's thread never stood back");
+            for _ in 0..1000 {
+                assert!(other.poll_one().is_none());
+            }
+        }
+        switch.store(true, Ordering::Relaxed);
+        assert!(other.poll_one().is_none());
+    }
     switch.store(true, Ordering::Relaxed);
     // The waiter wakes with the flushed work, and only then is told why there will be no more.
     let completion = cq_a.next(LONG).unwrap().unwrap();
@@ -105,12 +128,17 @@ fn panics_and_lives(inline: bool) {
 
 #[test]
 fn a_panicking_inline_engine_is_a_fatal_event() {
-    panics_and_lives(true);
+    panics_and_lives(Turner::Inline);
 }
 
 #[test]
 fn a_panicking_engine_thread_is_a_fatal_event() {
-    panics_and_lives(false);
+    panics_and_lives(Turner::Thread);
+}
+
+#[test]
+fn a_panic_in_a_poll_is_a_fatal_event_and_stays_out_of_the_program() {
+    panics_and_lives(Turner::Polls);
 }
 
 /// The seed of such a port.

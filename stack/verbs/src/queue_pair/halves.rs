@@ -3,6 +3,7 @@
 use super::QueuePairOptions;
 use crate::context::Shared;
 use crate::core::{EngineHandle, lock};
+use crate::driver::at_helm::Helm;
 use crate::driver::ring_inline;
 use crate::error::{PostError, PostErrorReason};
 use crate::request::{ReceiveRequest, SendLimits, SendRequest};
@@ -224,7 +225,7 @@ impl SendHalf {
         let Some(bell) = &self.bell else { return };
         if self.threaded || !ring_inline(self.shared.id, self.number) {
             bell.doorbells.ring(self.number as usize);
-            bell.wake.fire_if_armed();
+            bell.wake.fire_if_armed_for(Helm::POSTED);
         }
     }
 

@@ -1,0 +1,136 @@
+//! Who turns an engine: a thread of its own, or the threads of the application that poll.
+
+use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{PoisonError, TryLockError};
+
+use crossbeam::utils::CachePadded;
+
+use crate::Notifier;
+use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
+
+/// What turns an engine, in the hands of whoever holds the helm.
+///
+/// The engine's thread holds it while it turns and while it sleeps in the device. A thread of the application takes it only if it
+/// is free ([`try_take`](Self::try_take)), for one turn, and never waits for it. The engine's thread gives it away while the
+/// application polls ([`stand_back`](Self::stand_back)), and sleeps for a bounded time. Who is about to wait for the engine
+/// calls the thread back ([`call`](Self::call)); commands fire the notifier themselves. Either the thread sees the call
+/// before it stands back, or the call wakes it.
+pub struct Helm<T> {
+    crew: Mutex<T>,
+    /// Wakes the engine's thread.
+    wake: Arc<Notifier>,
+    /// What the application has polled, see [`Helm::count`].
+    polled: CachePadded<AtomicU32>,
+    /// How often somebody was about to wait for the engine.
+    calls: AtomicU32,
+}
+
+/// The helm in the hands of its holder.
+pub type Held<'a, T> = MutexGuard<'a, T>;
+
+impl<T> Helm<T> {
+    /// Wakes an engine that sleeps: work was posted. A thread that stands back leaves it to the application's next poll.
+    pub const POSTED: u8 = 1;
+    /// Wakes an engine that sleeps, and a thread that stands back.
+    pub const CALLED: u8 = 2;
+
+    /// A free helm. `wake` wakes the thread of the engine.
+    pub fn new(crew: T, wake: Arc<Notifier>) -> Helm<T> {
+        Helm { crew: Mutex::new(crew), wake, polled: CachePadded::new(AtomicU32::new(0)), calls: AtomicU32::new(0) }
+    }
+
+    /// The helm if it is free. For the application's threads.
+    #[inline]
+    pub fn try_take(&self) -> Option<Held<'_, T>> {
+        match self.crew.try_lock() {
+            Ok(held) => Some(held),
+            // A panic while it was held ended the engine, which its holder has noted.
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Waits for the helm. For the engine's thread: the others hold it for one turn.
+    pub fn take(&self) -> Held<'_, T> {
+        self.crew.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a poll of the application that wanted the helm, as one and as the frames that its turn moved: about the
+    /// microseconds that it took.
+    #[inline]
+    pub fn count(&self, polled: u32) {
+        self.polled.fetch_add(polled, Relaxed);
+    }
+
+    /// What was counted so far; it wraps around.
+    #[inline]
+    pub fn polled(&self) -> u32 {
+        self.polled.load(Relaxed)
+    }
+
+    /// How often [`call`](Self::call) was called; it wraps around.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(Relaxed)
+    }
+
+    /// Says that the caller is about to wait for something that the engine does, and not to poll: the engine's thread takes the
+    /// helm at once if it stands back, and does not stand back if it is about to. Call it after publishing what is waited for.
+    #[inline]
+    pub fn call(&self) {
+        self.calls.fetch_add(1, Relaxed);
+        self.wake.fire_if_armed_for(Self::CALLED);
+    }
+
+    /// The engine's thread gives the helm away, until its notifier fires. `last` runs first, with the notifier armed: a turn that
+    /// executes what was announced before. Returns the helm instead if there was a call since there were `calls` of them.
+    ///
+    /// # Errors
+    /// There was a call: the thread keeps the helm.
+    pub fn stand_back<'a>(
+        &'a self,
+        mut held: Held<'a, T>,
+        calls: u32,
+        last: impl FnOnce(&mut T),
+    ) -> Result<(), Held<'a, T>> {
+        self.wake.arm_for(Self::CALLED);
+        last(&mut held);
+        // After arming, which has the fence: a caller that finds the notifier not armed has counted its call before.
+        if self.calls() != calls {
+            self.wake.disarm();
+            return Err(held);
+        }
+        Ok(())
+    }
+
+    /// Wakes the engine's thread if it sleeps with the helm in its hands. One that stands back is left alone.
+    #[cold]
+    pub fn wake(&self) {
+        self.wake.fire_if_armed_for(Self::POSTED);
+    }
+
+    /// Lets a thread that stands back sleep, at most this long. True if it was called.
+    #[cfg(not(loom))]
+    #[must_use]
+    pub fn rest(&self, limit: std::time::Duration) -> bool {
+        // A wait that fails counts as a call.
+        self.wake.wait(Some(limit)).unwrap_or(true)
+    }
+
+    /// Ends what [`stand_back`](Self::stand_back) has begun.
+    pub fn come_back(&self) -> Held<'_, T> {
+        self.wake.disarm();
+        self.wake.drain();
+        self.take()
+    }
+}
+
+impl<T> fmt::Debug for Helm<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Helm")
+            .field("polled", &self.polled())
+            .field("calls", &self.calls())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,45 @@
+//! Who waits for an engine.
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use uwarp_ring::Notifier;
+
+/// Who is woken when an engine stops, so that nobody waits for the dead.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    notifiers: Mutex<Vec<Weak<Notifier>>>,
+    /// Dropped when the first engine stops, which disconnects `stopped`.
+    running: Mutex<Option<Sender<()>>>,
+    stopped: Receiver<()>,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        let (running, stopped) = bounded(0);
+        Self { notifiers: Mutex::default(), running: Mutex::new(Some(running)), stopped }
+    }
+}
+
+impl Waiters {
+    fn notifiers(&self) -> MutexGuard<'_, Vec<Weak<Notifier>>> {
+        self.notifiers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, notifier: &Arc<Notifier>) {
+        let mut list = self.notifiers();
+        list.retain(|waiter| waiter.strong_count() > 0);
+        list.push(Arc::downgrade(notifier));
+    }
+
+    /// Disconnected when an engine has stopped.
+    pub(crate) fn stopped(&self) -> &Receiver<()> {
+        &self.stopped
+    }
+
+    pub(crate) fn wake(&self) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for waiter in self.notifiers().iter().filter_map(Weak::upgrade) {
+            waiter.fire_if_armed();
+        }
+    }
+}
