@@ -7,13 +7,14 @@ fn loom_models_are_built_with_cfg_loom() {}
 
 #[cfg(loom)]
 mod loom_models {
-    use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+    use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+    use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    use crate::{Claim, Claims, Doorbells, Notifier, Shares, byte_ring, ring};
+    use crate::{Claim, Claims, Doorbells, Helm, Notifier, Shares, byte_ring, ring};
 
     /// More than three preemptions make the larger models run for hours, and have found nothing more.
     fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -334,6 +335,65 @@ mod loom_models {
                 notifier.wait(None).unwrap();
             }
             poster.join().unwrap();
+        });
+    }
+
+    /// An application polls, and then waits without polling: if neither its own turn nor the engine's thread served it, it would
+    /// wait for ever, which loom reports. Loom also checks that only one of the two uses the engine at a time.
+    #[test]
+    fn a_call_reaches_a_thread_that_stands_back() {
+        check(|| {
+            let wake = Arc::new(Notifier::new().unwrap());
+            let helm = Arc::new(Helm::new(UnsafeCell::new(0_usize), wake.clone()));
+            let posted = Arc::new(AtomicUsize::new(0));
+            let served = Arc::new(Notifier::new().unwrap());
+            // A turn: serves what was posted, and wakes who waits for it.
+            let turn = {
+                let (posted, served) = (posted.clone(), served.clone());
+                move |engine: &mut UnsafeCell<usize>| {
+                    let wanted = posted.load(Acquire);
+                    // SAFETY: whoever holds the helm is alone, which loom checks here.
+                    engine.with_mut(|done| unsafe { *done = wanted });
+                    if wanted != 0 {
+                        served.fire_if_armed();
+                    }
+                    wanted != 0
+                }
+            };
+            let application = {
+                let (helm, posted, served, turn) = (helm.clone(), posted.clone(), served.clone(), turn.clone());
+                thread::spawn(move || {
+                    if let Some(mut engine) = helm.try_take() {
+                        turn(&mut engine);
+                    }
+                    served.arm();
+                    posted.store(1, Release);
+                    helm.call();
+                    served.wait(None).unwrap();
+                })
+            };
+            // The engine's thread, which believes that the application polls all the time.
+            let mut calls = helm.calls();
+            let mut held = helm.take();
+            loop {
+                if turn(&mut held) {
+                    break;
+                }
+                let mut is_served = false;
+                let stood_back = helm.stand_back(held, calls, |engine| is_served = turn(engine));
+                if is_served {
+                    break;
+                }
+                held = match stood_back {
+                    Ok(()) => {
+                        wake.wait(None).unwrap();
+                        helm.come_back()
+                    }
+                    Err(held) => held,
+                };
+                calls = helm.calls();
+            }
+            application.join().unwrap();
         });
     }
 
