@@ -139,8 +139,13 @@ impl<P: Port> Core<P> {
         }
         self.link.transmit.frames_each =
             self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
-        match self.take_lone_doorbell() {
-            Some(index) => self.serve(turn, index),
+        let is_idle = self.connections.ready.is_empty() && self.link.has_room();
+        match self.rdma.lone_rung(&self.control.rung).filter(|_| is_idle) {
+            // It need not go through the ready list.
+            Some(index) => {
+                self.control.rung.clear();
+                self.serve(turn, index);
+            }
             None => self.serve_ready(turn),
         }
         if self.needs_attention
@@ -177,6 +182,15 @@ impl<P: Port> Core<P> {
             }
             let Some(index) = self.connections.ready.pop_front() else { break };
             self.serve(turn, index);
+        }
+    }
+
+    /// Serves a connection: pulls its work, sends what TCP lets out, looks after its timer.
+    #[inline(never)]
+    fn serve(&mut self, turn: &Turn<'_>, index: u32) {
+        let mut open = None;
+        if !(self.config.hot && self.serve_hot(turn, index, &mut open)) {
+            self.serve_any(turn, index, open);
         }
     }
 

@@ -288,12 +288,8 @@ impl<P: Port> Core<P> {
 
     #[inline(never)]
     fn serve_other(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        self.serve_short::<SEVERAL>(turn, index, begun) || begun.is_none() && self.serve_response(turn, index, begun)
-    }
-
-    #[inline(never)]
-    fn serve_response(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        self.serve_short::<RESPONSE>(turn, index, begun)
+        self.serve_short::<SEVERAL>(turn, index, begun)
+            || begun.is_none() && self.serve_short::<RESPONSE>(turn, index, begun)
     }
 
     /// Serves a connection that has nothing else to send but `WHAT`.

@@ -9,20 +9,16 @@ use crate::link::port::Port;
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::Stage;
 
-impl<P: Port> Core<P> {
-    /// Takes the only doorbell, of a queue pair with a connection, if no connection is ready and the device keeps up: that
-    /// connection need not go through the ready list.
+impl Rdma {
+    /// The connection of the queue pair whose doorbell alone is among those that rang.
     #[inline(always)]
-    pub(crate) fn take_lone_doorbell(&mut self) -> Option<u32> {
-        let &[number] = self.control.rung.as_slice() else { return None };
-        if !self.connections.ready.is_empty() || !self.link.has_room() {
-            return None;
-        }
-        let index = self.rdma.queue_pairs.get(number as usize)?.as_ref()?.connection?;
-        self.control.rung.clear();
-        Some(index)
+    pub(crate) fn lone_rung(&self, rung: &[u32]) -> Option<u32> {
+        let &[number] = rung else { return None };
+        self.queue_pairs.get(number as usize)?.as_ref()?.connection
     }
+}
 
+impl<P: Port> Core<P> {
     #[inline(always)]
     pub(crate) fn run_doorbells(&mut self) {
         if !self.control.rung.is_empty() {

@@ -31,18 +31,9 @@ pub(crate) const BALANCE_LIMIT: i64 = 256 << 10;
 pub(crate) const MESSAGE_COST: i64 = 64;
 
 impl<P: Port> Core<P> {
-    /// Serves a connection of the ready list: pulls its work, sends what TCP lets out, looks after its timer.
+    /// Serves a connection by the general code, which goes on with the record that a short way has begun.
     #[inline(never)]
-    pub(crate) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
-        let mut open = None;
-        if !(self.config.hot && self.serve_hot(turn, index, &mut open)) {
-            self.serve_any(turn, index, open);
-        }
-    }
-
-    /// The same by the general code, which goes on with the record that a short way has begun.
-    #[inline(never)]
-    fn serve_any(&mut self, turn: &Turn<'_>, index: u32, mut open: Option<Open<P::Buffer>>) {
+    pub(crate) fn serve_any(&mut self, turn: &Turn<'_>, index: u32, mut open: Option<Open<P::Buffer>>) {
         self.was_usual = false;
         let Some(mut connection) = self.connections.table.take(index) else { return };
         connection.scheduled = false;
