@@ -465,7 +465,7 @@ impl<P: Port> Core<P> {
     /// Handles a timer of a connection, which may not be due yet.
     pub(crate) fn on_timer(&mut self, turn: &Turn<'_>, index: u32) {
         let Some(mut connection) = self.connections.table.take(index) else { return };
-        if is_due(connection.tcp.deadline(), self.now) {
+        if connection.tcp.deadline().is_some_and(|at| at <= self.now) {
             let events = connection.tcp.on_deadline(self.now);
             if self.net.paths.is_doubting() {
                 self.net.review_doubt(&mut self.counters, self.now, index, &mut connection);
@@ -480,7 +480,7 @@ impl<P: Port> Core<P> {
             }
             connection.schedule(&mut self.connections.ready, index);
         }
-        if !connection.gone && is_due(connection.phase.deadline(), self.now) {
+        if !connection.gone && connection.phase.deadline().is_some_and(|at| at <= self.now) {
             let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
             connection.on_phase_deadline(link, rdma, counters, &self.config, self.now);
             connection.schedule(&mut self.connections.ready, index);
@@ -497,10 +497,4 @@ pub(crate) fn release(handoff: Option<&Handoff>, flow: &FlowKey) {
     if let Some(handoff) = handoff {
         handoff.release(flow);
     }
-}
-
-/// Whether a time has come.
-#[inline]
-pub(crate) fn is_due(at: Option<Instant>, now: Instant) -> bool {
-    at.is_some_and(|at| at <= now)
 }
