@@ -69,7 +69,9 @@ impl<P: Port> Core<P> {
                 connections.reject(link, counters, now, request, &private_data)
             }
             Command::Disconnect { queue_pair } => {
-                connections.disconnect(link, rdma, counters, config, now, queue_pair);
+                if let Some(index) = rdma.queue_pair(queue_pair).and_then(|queue_pair| queue_pair.connection) {
+                    connections.disconnect(link, rdma, counters, config, now, index);
+                }
             }
             Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, counters, now, queue_pair),
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {

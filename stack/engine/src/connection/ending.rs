@@ -75,7 +75,7 @@ impl<B: Buffer> Connections<B> {
         }
     }
 
-    /// Closes a queue pair's connection in order.
+    /// Closes a connection in order.
     pub(crate) fn disconnect<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
@@ -83,12 +83,9 @@ impl<B: Buffer> Connections<B> {
         counters: &mut Counters,
         config: &EngineConfig,
         now: Instant,
-        number: u32,
+        index: u32,
     ) {
-        let index = rdma.queue_pair(number).and_then(|queue_pair| queue_pair.connection);
-        let Some((index, mut connection)) = index.and_then(|index| Some((index, self.table.take(index)?))) else {
-            return;
-        };
+        let Some(mut connection) = self.table.take(index) else { return };
         connection.disconnect(link, rdma, counters, config, now);
         connection.schedule(&mut self.ready, index);
         self.put_back(index, connection);
@@ -104,10 +101,7 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
     ) {
         for index in self.table.indexes() {
-            let Some(mut connection) = self.table.take(index) else { continue };
-            connection.disconnect(link, rdma, counters, config, now);
-            connection.schedule(&mut self.ready, index);
-            self.put_back(index, connection);
+            self.disconnect(link, rdma, counters, config, now, index);
         }
     }
 
