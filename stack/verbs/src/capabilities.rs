@@ -1,7 +1,7 @@
 //! What a context supports.
 
 use crate::config::Config;
-use crate::request::{MAX_COMMIT_REGIONS, MAX_SGE};
+use crate::rdma::request::{MAX_COMMIT_REGIONS, MAX_SGE};
 use uwarp_engine::IwarpConfig;
 use uwarp_engine::command::{Features, ReadyToReceiveKinds};
 use uwarp_engine::work::MAX_INLINE;

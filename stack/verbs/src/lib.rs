@@ -199,59 +199,39 @@
 #![forbid(unsafe_code)]
 
 mod capabilities;
-mod clock;
-mod completion;
 pub mod config;
-mod connection;
-mod context;
-mod core;
-mod cpus;
-mod driver;
-mod durable;
 mod error;
-mod event_channel;
-mod events;
-mod launch;
-mod lingering;
-pub mod monitor;
-mod numbers;
-mod open;
-mod peer_to_peer;
-mod queue_pair;
-mod region;
-mod remote;
-mod request;
-mod reservation;
-mod shared_receives;
+mod rdma;
+mod runtime;
 pub mod stats;
-pub mod switch;
 mod tcp;
-mod waiters;
-mod window;
 
 pub use capabilities::{Atomicity, Capabilities};
-pub use completion::CompletionQueue;
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
-pub use connection::{
-    AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, ListenOptions, Listener, MAX_PRIVATE_DATA,
-};
-pub use context::{Context, ProtectionDomain};
-pub use durable::{MemoryRange, MemoryType};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
-pub use event_channel::{ChannelEvent, ConnectionChange, EventChannel};
-pub use events::AsyncEvents;
-pub use peer_to_peer::PeerToPeer;
-pub use queue_pair::{
+pub use rdma::completion::CompletionQueue;
+pub use rdma::connection::{AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, MAX_PRIVATE_DATA};
+pub use rdma::conversion::ConversionError;
+pub use rdma::domain::ProtectionDomain;
+pub use rdma::durable::{MemoryRange, MemoryType};
+pub use rdma::event_channel::{ChannelEvent, ConnectionChange, EventChannel};
+pub use rdma::listener::{ListenOptions, Listener};
+pub use rdma::peer_to_peer::PeerToPeer;
+pub use rdma::queue_pair::{
     QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState, ReceiveHalf,
     SendHalf,
 };
-pub use region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
-pub use remote::{RemoteMemory, RemoteMemoryError};
-pub use request::{MAX_COMMIT_REGIONS, MAX_SGE, ReceiveRequest, SendRequest};
-pub use reservation::PortReservation;
-pub use shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
+pub use rdma::region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
+pub use rdma::remote::{RemoteMemory, RemoteMemoryError};
+pub use rdma::request::{MAX_COMMIT_REGIONS, MAX_SGE, ReceiveRequest, SendRequest};
+pub use rdma::shared_receives::{SharedReceiveOptions, SharedReceiveQueue};
+pub use rdma::window::{FastRegion, MAX_PIECES, MemoryWindow};
+pub use runtime::context::Context;
+pub use runtime::events::AsyncEvents;
+pub use runtime::reservation::PortReservation;
+pub use runtime::{monitor, switch};
 pub use stats::{StatsSnapshot, TcpInfo};
-pub use tcp::{ConversionError, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
+pub use tcp::{TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
 pub use uwarp_engine::command::{
     AsyncEvent, ConnectFailure, DisconnectReason, Features, ReadyToReceiveKinds, TerminateCode,
@@ -260,7 +240,6 @@ pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedRecei
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{Access, ChangeError, CommitStatus, CompareSwap, PageAdvice, RegionBuffer, Store, TaggedBase};
-pub use window::{FastRegion, MAX_PIECES, MemoryWindow};
 
 #[cfg(test)]
 mod thread_rules {

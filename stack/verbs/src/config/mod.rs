@@ -18,8 +18,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uwarp_memory::RegionTable;
 
-use crate::switch;
-
 /// Smallest MTU: every IPv4 host must take this much (RFC 791 §3.2), and an FPDU needs room.
 pub const MTU_MIN: u16 = 576;
 /// Largest MTU.
@@ -31,7 +29,7 @@ pub const MTU_MAX: u16 = 9000;
 pub struct ConfigError(String);
 
 impl ConfigError {
-    fn new(sentence: impl Into<String>) -> Self {
+    pub(crate) fn new(sentence: impl Into<String>) -> Self {
         Self(sentence.into())
     }
 }
@@ -157,30 +155,6 @@ impl Config {
     /// A configuration with defaults for everything, on the switch that listens at a socket.
     pub fn on_switch(socket: impl Into<PathBuf>) -> Self {
         Self { switch: Some(socket.into()), ..Self::at(InterfaceAddress::unset()) }
-    }
-
-    /// The configuration of a program that nobody gave one, by its environment: the file that `UWARP_CONFIG` names; else the
-    /// switch whose socket `UWARP_SWITCH` names; else the switch at the first of
-    /// [`default_sockets`](crate::switch::default_sockets) at which one listens.
-    ///
-    /// # Errors
-    /// The file cannot be used; or there is neither a file nor a switch, with what to start.
-    pub fn from_environment() -> Result<Self, ConfigError> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(file) = variable(switch::CONFIG_VARIABLE) {
-            return Self::from_toml_file(PathBuf::from(file));
-        }
-        if let Some(socket) = variable(switch::SWITCH_VARIABLE) {
-            return Ok(Self::on_switch(socket));
-        }
-        switch::find().map(Self::on_switch).ok_or_else(|| {
-            ConfigError::new(format!(
-                "there is no network: start uwarp-switch or run the program with uwarp-run, or name a switch's socket in {} or a \
-                 configuration file in {}",
-                switch::SWITCH_VARIABLE,
-                switch::CONFIG_VARIABLE
-            ))
-        })
     }
 
     fn at(address: InterfaceAddress) -> Self {

@@ -1,10 +1,10 @@
 //! Listening for plain streams.
 
 use super::{TcpStream, TcpStreamOptions, other};
-use crate::context::{Context, Shared};
-use crate::core::NoReply;
 use crate::error::Error;
-use crate::reservation::PortReservation;
+use crate::runtime::context::{Context, Shared};
+use crate::runtime::core::NoReply;
+use crate::runtime::reservation::PortReservation;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -75,7 +75,7 @@ impl TcpListener {
         let port = reservation.port();
         let notifier = Arc::new(Notifier::new()?);
         shared.waiters.add(&notifier);
-        let id = ListenerId(shared.next_object());
+        let id = ListenerId(shared.objects.next());
         let (sender, incoming) = unbounded();
         // Created first, so that a failure half-way stops what was started.
         let listener = TcpListener {

@@ -74,7 +74,7 @@ impl TcpStreamOptions {
             send_buffer: self.send_buffer,
             receive_buffer: self.receive_buffer,
             nagle: !self.nodelay,
-            congestion: self.congestion.map(crate::open::tcp_congestion),
+            congestion: self.congestion.map(crate::runtime::settings::tcp_congestion),
         }
     }
 }

@@ -1,0 +1,623 @@
+//! Queue pairs, and the end of a connection.
+
+mod halves;
+mod options;
+mod reuse;
+
+pub use halves::{ReceiveHalf, SendHalf};
+pub use options::QueuePairOptions;
+
+use self::halves::Gate;
+use crate::error::{Error, PostError};
+use crate::rdma::completion::{CompletionQueueCore, Unread};
+use crate::rdma::domain::ProtectionDomain;
+use crate::rdma::request::{ReceiveRequest, SendRequest};
+use crate::runtime::context::Shared;
+use crate::runtime::core::{Core, Linger, NoReply};
+use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{
+    Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features,
+    Membership, QueuePairSetup, Watch,
+};
+use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
+use uwarp_engine::stats::TcpInfo;
+use uwarp_engine::work::{ReceiveElement, SendElement};
+use uwarp_ring::{Consumer, Slot};
+
+/// Where a queue pair is in its life, as far as this side's application has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QueuePairState {
+    /// Not connected. Receives can be posted.
+    Idle,
+    /// A connection is being made.
+    Connecting,
+    /// In full operation.
+    Connected,
+    /// This side has disconnected; what was posted before goes on.
+    Disconnecting,
+    /// The connection is over. What is posted now is flushed.
+    Disconnected,
+}
+
+impl QueuePairState {
+    /// The state in a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Connecting => "connecting",
+            Self::Connected => "connected",
+            Self::Disconnecting => "disconnecting",
+            Self::Disconnected => "disconnected",
+        }
+    }
+}
+
+/// What [`QueuePairControl::query`] tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairAttributes {
+    /// Its number.
+    pub number: u32,
+    /// Where it is in its life.
+    pub state: QueuePairState,
+    /// The engine that has it, once it has connected or accepted.
+    pub engine: Option<usize>,
+    /// Slots of its send queue: a request takes one, and more with many SGEs or much inline data.
+    pub send_slots: usize,
+    /// Slots of its receive queue.
+    pub receive_slots: usize,
+    /// Most SGEs of a request.
+    pub max_sge: usize,
+    /// Most octets of inline data.
+    pub max_inline: usize,
+    /// Every request makes a completion.
+    pub signal_all: bool,
+    /// Sends and Writes complete when the peer's TCP has acknowledged them.
+    pub complete_when_acknowledged: bool,
+    /// The queue that its receives are taken from, if it has none of its own.
+    pub shared_receives: Option<SharedReceiveQueueId>,
+    /// Optional operations of its connection.
+    pub features: Features,
+    /// Limits of reads, atomics and commits of its connection: inbound (IRD) and outbound (ORD); none before.
+    pub reads: Option<(u16, u16)>,
+    /// Why its connection ended.
+    pub disconnect_reason: Option<DisconnectReason>,
+}
+
+/// What [`QueuePairControl::modify`] is to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePairChange {
+    /// Make a completion for every request.
+    pub signal_all: Option<bool>,
+    /// Complete Sends and Writes when they are acknowledged.
+    pub complete_when_acknowledged: Option<bool>,
+    /// Flush all work and reset the connection.
+    pub end: bool,
+}
+
+/// What became of a connection that was being made.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Established(Box<EstablishedEvent>),
+    Rejected { private_data: Vec<u8>, peer_ird: Option<u16>, peer_ord: Option<u16> },
+    Failed(ConnectFailure),
+    Ended,
+}
+
+/// The rings' other ends, until an engine gets them.
+#[derive(Debug)]
+struct Unbound {
+    send: Consumer<Slot>,
+    receive: Consumer<Slot>,
+    membership: Membership,
+}
+
+/// A pair of work queues and the iWARP stream that carries them out.
+///
+/// One thread owns it at a time (`Send`, not `Sync`); [`into_halves`](Self::into_halves) lets up to three threads share it. It
+/// is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is sent, and the
+/// context lingers until the peer has acknowledged it.
+#[derive(Debug)]
+pub struct QueuePair {
+    control: QueuePairControl,
+    send: SendHalf,
+    receive: ReceiveHalf,
+}
+
+/// A queue pair without its work queues: its connection, its state, and its end.
+///
+/// Dropping it is dropping the queue pair, whether its halves are still there or not: see [`QueuePair`]. They refuse work then.
+#[derive(Debug)]
+pub struct QueuePairControl {
+    number: u32,
+    /// Never another's, unlike the number.
+    stream: u32,
+    domain: u32,
+    made: Made,
+    features: Features,
+    state: QueuePairState,
+    reason: Option<DisconnectReason>,
+    /// IRD and ORD.
+    reads: Option<(u16, u16)>,
+    unbound: Option<Unbound>,
+    engine: usize,
+    shared_receives: Option<Arc<SharedReceives>>,
+    events: Receiver<ConnectionEvent>,
+    sink: EventSink<ConnectionEvent>,
+    pub(super) watch: Watch,
+    /// No engine has it, and its number is given back.
+    is_destroyed: bool,
+    gate: Arc<Gate>,
+    completion_queues: [Arc<CompletionQueueCore>; 2],
+    shared: Arc<Shared>,
+}
+
+/// What a queue pair was made with, and changed to.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    send_slots: usize,
+    receive_slots: usize,
+    max_sge: usize,
+    max_inline: usize,
+    signal_all: bool,
+    complete_on_ack: bool,
+}
+
+impl ProtectionDomain {
+    /// A new queue pair of this domain.
+    pub fn create_queue_pair(&self, options: &QueuePairOptions<'_>) -> Result<QueuePair, Error> {
+        QueuePair::create(self.shared(), self.number(), self.queue_pairs(), options)
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn create(
+        shared: &Arc<Shared>,
+        domain: u32,
+        members: &Arc<AtomicU32>,
+        options: &QueuePairOptions<'_>,
+    ) -> Result<Self, Error> {
+        shared.check_open()?;
+        options.validate(shared, domain)?;
+        shared.reap_lingering();
+        let number = shared.objects.queue_pairs.take().ok_or(Error::Limit {
+            what: "queue pair",
+            field: "queue-pairs",
+            limit: shared.config.limits.queue_pairs,
+        })?;
+        let send_slots =
+            SendElement::slots_for_entries(options.max_sge).max(SendElement::slots_for_inline(options.max_inline));
+        let receive_slots = ReceiveElement::slots_for_entries(options.max_sge);
+        let (send_ring, send_end) = uwarp_ring::ring(options.send_depth * send_slots);
+        let (receive_ring, receive_end) = uwarp_ring::ring(options.receive_depth * receive_slots);
+        let (sender, events) = unbounded();
+        let gate = Arc::new(Gate::default());
+        let made = Made {
+            send_slots: send_ring.capacity(),
+            receive_slots: receive_ring.capacity(),
+            max_sge: options.max_sge,
+            max_inline: options.max_inline,
+            signal_all: options.signal_all,
+            complete_on_ack: options.complete_when_acknowledged,
+        };
+        let send = SendHalf::new(number, send_ring, options, &gate, shared);
+        let receive = ReceiveHalf::new(receive_ring, options);
+        let control = QueuePairControl {
+            number,
+            stream: shared.objects.next(),
+            domain,
+            made,
+            features: Features::default(),
+            state: QueuePairState::Idle,
+            reason: None,
+            reads: None,
+            unbound: Some(Unbound { send: send_end, receive: receive_end, membership: Membership::new(members) }),
+            engine: 0,
+            shared_receives: options.shared_receives.map(|queue| Arc::clone(queue.receives())),
+            events,
+            sink: EventSink::new(sender, None),
+            watch: Watch::default(),
+            is_destroyed: false,
+            gate,
+            completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
+            shared: Arc::clone(shared),
+        };
+        Ok(Self { control, send, receive })
+    }
+
+    /// Takes the queue pair apart, so that one thread posts to the send queue, one to the receive queue, and one looks after
+    /// the connection, without a lock between them. A program that has locks of its own may keep each part behind one.
+    ///
+    /// The parts cannot be joined again. Dropping a half leaves the others alone; dropping the control ends the queue pair.
+    pub fn into_halves(self) -> (QueuePairControl, SendHalf, ReceiveHalf) {
+        (self.control, self.send, self.receive)
+    }
+
+    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
+    /// connect or accept again, on any engine.
+    ///
+    /// # Errors
+    /// [`Error::State`] while it has a connection: [`abort`](QueuePairControl::abort) that, and wait for its end.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.control.reset_with(&mut self.send)
+    }
+
+    /// Ends the queue pair at once: [`QueuePairControl::destroy`].
+    pub fn destroy(self) {
+        self.control.destroy();
+    }
+
+    /// Posts requests to the send queue: [`SendHalf::post_send`].
+    ///
+    /// # Errors
+    /// Those of [`SendHalf::post_send`].
+    #[inline]
+    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
+        self.send.post_send(requests)
+    }
+
+    /// Posts requests to the receive queue, as [`ReceiveHalf::post_receive`].
+    #[inline]
+    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
+        self.receive.post_receive(requests)
+    }
+
+    /// Free slots of the send queue: [`SendHalf::slots_free`].
+    pub fn send_slots_free(&mut self) -> usize {
+        self.send.slots_free()
+    }
+
+    /// Free slots of the receive queue: [`ReceiveHalf::slots_free`].
+    pub fn receive_slots_free(&mut self) -> usize {
+        self.receive.slots_free()
+    }
+}
+
+impl Deref for QueuePair {
+    type Target = QueuePairControl;
+
+    fn deref(&self) -> &QueuePairControl {
+        &self.control
+    }
+}
+
+impl DerefMut for QueuePair {
+    fn deref_mut(&mut self) -> &mut QueuePairControl {
+        &mut self.control
+    }
+}
+
+impl QueuePairControl {
+    /// The number that completions and events name it by, unique in its context.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The state, with what the engine has reported up to now.
+    pub fn state(&mut self) -> QueuePairState {
+        self.drain_events();
+        self.state
+    }
+
+    /// Why the connection ended, once the state is [`Disconnected`](QueuePairState::Disconnected).
+    pub fn disconnect_reason(&mut self) -> Option<DisconnectReason> {
+        self.drain_events();
+        self.reason
+    }
+
+    /// Ends the connection in order: what was posted before is carried out, then TCP closes; what is posted later is
+    /// flushed. Does not wait, see [`wait_disconnected`](Self::wait_disconnected). Without a connection it does nothing.
+    pub fn disconnect(&mut self) {
+        self.drain_events();
+        if matches!(self.state, QueuePairState::Connected | QueuePairState::Connecting) {
+            self.state = QueuePairState::Disconnecting;
+            self.shared.engines[self.engine].command(Command::Disconnect { queue_pair: self.number });
+        }
+    }
+
+    /// Ends the connection at once: outstanding work is flushed and the peer sees a reset.
+    pub fn abort(&mut self) {
+        self.drain_events();
+        if self.unbound.is_none() && self.state != QueuePairState::Idle {
+            if self.state == QueuePairState::Connecting {
+                self.state = QueuePairState::Disconnecting;
+            }
+            self.shared.engines[self.engine].command(Command::Abort { queue_pair: self.number });
+        }
+    }
+
+    /// Waits until the connection is over and all its work has completed or been flushed. False when the time is over first.
+    pub fn wait_disconnected(&mut self, timeout: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            self.drain_events();
+            if matches!(self.state, QueuePairState::Disconnected | QueuePairState::Idle) {
+                return Ok(true);
+            }
+            match self.shared.receive(&self.events, deadline) {
+                Ok(event) => {
+                    self.take_event(event);
+                }
+                Err(NoReply::TimedOut) => return Ok(false),
+                Err(NoReply::WrongThread) => return Err(Error::WrongThread),
+                Err(NoReply::Gone) => {
+                    self.state = QueuePairState::Disconnected;
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// What the queue pair was made with and has agreed on.
+    pub fn query(&mut self) -> QueuePairAttributes {
+        self.drain_events();
+        QueuePairAttributes {
+            number: self.number,
+            state: self.state,
+            engine: self.unbound.is_none().then_some(self.engine),
+            send_slots: self.made.send_slots,
+            receive_slots: self.made.receive_slots,
+            max_sge: self.made.max_sge,
+            max_inline: self.made.max_inline,
+            signal_all: self.made.signal_all,
+            complete_when_acknowledged: self.made.complete_on_ack,
+            shared_receives: self.shared_receives.as_ref().map(|queue| queue.id()),
+            features: self.features,
+            reads: self.reads,
+            disconnect_reason: self.reason,
+        }
+    }
+
+    /// Changes what may be changed before the first attempt to connect or accept; and at any time, moves the queue pair to its
+    /// end, as [`abort`](Self::abort) does. Fields that are left out stay.
+    ///
+    /// # Errors
+    /// [`Error::State`] if an engine has the queue pair already.
+    pub fn modify(&mut self, change: QueuePairChange) -> Result<(), Error> {
+        if change.signal_all.is_some() || change.complete_when_acknowledged.is_some() {
+            if self.unbound.is_none() {
+                return Err(Error::State {
+                    state: self.state().name(),
+                    expected: "this can be changed before the first attempt to connect or accept",
+                });
+            }
+            self.made.signal_all = change.signal_all.unwrap_or(self.made.signal_all);
+            self.made.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.made.complete_on_ack);
+        }
+        if change.end {
+            self.abort();
+        }
+        Ok(())
+    }
+
+    /// The TCP connection as the kernel's TCP_INFO would show it; `None` without one.
+    pub fn tcp_info(&self) -> Result<Option<TcpInfo>, Error> {
+        if self.unbound.is_some() {
+            return Ok(None);
+        }
+        let (reply, receiver) = bounded(1);
+        self.shared.engines[self.engine].command(Command::TcpInfo { queue_pair: self.number, reply });
+        self.shared.reply(&receiver)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// What regions of its own are registered for.
+    pub(crate) fn stream(&self) -> u32 {
+        self.stream
+    }
+
+    pub(crate) fn domain(&self) -> u32 {
+        self.domain
+    }
+
+    pub(crate) fn engine(&self) -> usize {
+        self.engine
+    }
+
+    /// Hands the rings to an engine, and checks that a connection may be made there now.
+    pub(crate) fn bind(&mut self, engine: Option<usize>) -> Result<(), Error> {
+        self.shared.start()?;
+        self.drain_events();
+        if self.state != QueuePairState::Idle {
+            return Err(Error::State {
+                state: self.state.name(),
+                expected: "only an idle one can connect or accept, so reset it or create a new one",
+            });
+        }
+        let unbound = match self.unbound.take() {
+            Some(unbound) => unbound,
+            None if engine.is_none_or(|engine| engine == self.engine) => return Ok(()),
+            // An earlier attempt has bound it to another engine.
+            None => self.take_back()?,
+        };
+        let index = engine.unwrap_or_else(|| self.shared.pick_engine());
+        let engine = &self.shared.engines[index];
+        self.engine = index;
+        self.gate.bind(engine);
+        engine.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
+            number: self.number,
+            stream: self.stream,
+            domain: self.domain,
+            membership: unbound.membership,
+            send_queue: unbound.send,
+            receive_queue: unbound.receive,
+            send_completions: self.completion_queues[0].id,
+            receive_completions: self.completion_queues[1].id,
+            shared_receives: self.shared_receives.clone(),
+            signal_all: self.made.signal_all,
+            complete_on_ack: self.made.complete_on_ack,
+            established: Arc::clone(self.gate.established()),
+            events: self.sink.clone(),
+            watch: self.watch.clone(),
+        })));
+        Ok(())
+    }
+
+    /// What is left when the engine has forgotten it.
+    fn unread(&self) -> Stage {
+        Stage::Unread(self.completion_queues.each_ref().map(|queue| Unread::of(queue, self.engine)))
+    }
+
+    fn lingering(&self, stage: Stage) -> Box<Lingering> {
+        let (number, engine) = (self.number, self.engine);
+        Box::new(Lingering { number, engine, stage, completion_queues: self.completion_queues.clone() })
+    }
+
+    pub(crate) fn set_connecting(&mut self, features: Features) {
+        self.features = features;
+        self.gate.set_features(features);
+        self.state = QueuePairState::Connecting;
+    }
+
+    /// The outcome of connecting, if it is known.
+    pub(crate) fn try_outcome(&mut self) -> Result<Option<Outcome>, NoReply> {
+        match self.events.try_recv() {
+            Ok(event) => Ok(Some(self.take_event(event))),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(NoReply::Gone),
+        }
+    }
+
+    /// Waits for the outcome of connecting.
+    pub(crate) fn outcome(&mut self, deadline: Option<Instant>) -> Result<Outcome, NoReply> {
+        let event = self.shared.receive(&self.events, deadline)?;
+        Ok(self.take_event(event))
+    }
+
+    fn drain_events(&mut self) {
+        // While connecting, the outcome belongs to whoever waits for it: nobody if an event channel brings it.
+        while self.state != QueuePairState::Connecting || self.watch.lock().is_some() {
+            match self.events.try_recv() {
+                Ok(event) => {
+                    self.take_event(event);
+                }
+                Err(_) => break,
+            }
+        }
+        let engine_gone = self.unbound.is_none()
+            && self.shared.engines[self.engine].health().is_stopped()
+            && self.state != QueuePairState::Idle;
+        if engine_gone {
+            self.state = QueuePairState::Disconnected;
+        }
+    }
+
+    fn take_event(&mut self, event: ConnectionEvent) -> Outcome {
+        match event {
+            ConnectionEvent::Established(established) => {
+                self.reads = Some((established.ird, established.ord));
+                if self.state == QueuePairState::Connecting {
+                    self.state = QueuePairState::Connected;
+                }
+                Outcome::Established(established)
+            }
+            ConnectionEvent::Rejected { private_data, peer_ird, peer_ord, .. } => {
+                self.state = QueuePairState::Idle;
+                Outcome::Rejected { private_data, peer_ird, peer_ord }
+            }
+            ConnectionEvent::Failed { reason, .. } => {
+                // Ended by this side: nothing is to be tried again.
+                let ended_here = self.state == QueuePairState::Disconnecting;
+                self.state = QueuePairState::Idle;
+                if ended_here { Outcome::Ended } else { Outcome::Failed(reason) }
+            }
+            ConnectionEvent::Disconnected { reason, .. } => {
+                self.state = QueuePairState::Disconnected;
+                self.reason = Some(reason);
+                Outcome::Ended
+            }
+        }
+    }
+}
+
+impl Drop for QueuePairControl {
+    fn drop(&mut self) {
+        if self.is_destroyed {
+            return;
+        }
+        self.drain_events();
+        if self.unbound.is_some() {
+            // No engine knows it.
+            self.shared.objects.queue_pairs.put(self.number);
+            return;
+        }
+        let connected = matches!(self.state, QueuePairState::Connected | QueuePairState::Connecting);
+        if connected {
+            self.shared.engines[self.engine].command(Command::Disconnect { queue_pair: self.number });
+        }
+        let over = matches!(self.state, QueuePairState::Idle | QueuePairState::Disconnected);
+        let deadline = Instant::now() + self.shared.config.linger;
+        self.shared.linger(self.lingering(Stage::Ending { events: self.events.clone(), over, deadline }));
+    }
+}
+
+/// A dropped queue pair whose connection has not ended yet.
+#[derive(Debug)]
+struct Lingering {
+    number: u32,
+    engine: usize,
+    stage: Stage,
+    /// Its last completions still go there.
+    completion_queues: [Arc<CompletionQueueCore>; 2],
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The connection is being closed.
+    Ending { events: Receiver<ConnectionEvent>, over: bool, deadline: Instant },
+    /// The engine was told to forget it.
+    Destroying { done: Receiver<()> },
+    /// The engine has forgotten it. Completions that were not read would be taken for those of the number's next owner.
+    Unread([Unread; 2]),
+    /// The engine was told to give it back.
+    Abandoned { abandoned: Receiver<Option<Abandoned>> },
+}
+
+impl Linger for Lingering {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair and the application has read
+    /// its completions, or dropped their queues.
+    fn is_gone(&mut self, core: &Core) -> bool {
+        if let Stage::Ending { events, over, deadline } = &mut self.stage {
+            loop {
+                match events.try_recv() {
+                    Ok(ConnectionEvent::Established(_)) => {}
+                    Ok(_) | Err(TryRecvError::Disconnected) => *over = true,
+                    Err(TryRecvError::Empty) => break,
+                }
+                if *over {
+                    break;
+                }
+            }
+            if !*over && Instant::now() < *deadline {
+                return false;
+            }
+            let (sender, done) = bounded(1);
+            core.engines[self.engine]
+                .command(Command::DestroyQueuePair { queue_pair: self.number, done: Some(sender) });
+            self.stage = Stage::Destroying { done };
+        }
+        let is_forgotten = match &self.stage {
+            Stage::Destroying { done } => !matches!(done.try_recv(), Err(TryRecvError::Empty)),
+            Stage::Abandoned { abandoned } => !matches!(abandoned.try_recv(), Err(TryRecvError::Empty)),
+            Stage::Ending { .. } | Stage::Unread(_) => false,
+        };
+        if is_forgotten {
+            self.stage = Stage::Unread(self.completion_queues.each_ref().map(|queue| Unread::of(queue, self.engine)));
+        }
+        match &mut self.stage {
+            Stage::Unread(unread) => !unread.iter_mut().any(Unread::remain),
+            Stage::Ending { .. } | Stage::Destroying { .. } | Stage::Abandoned { .. } => false,
+        }
+    }
+}

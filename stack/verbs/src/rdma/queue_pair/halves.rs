@@ -1,0 +1,306 @@
+//! The work queues of a queue pair: posting.
+
+use super::QueuePairOptions;
+use crate::error::{PostError, PostErrorReason};
+use crate::rdma::request::{ReceiveRequest, SendLimits, SendRequest};
+use crate::runtime::context::Shared;
+use crate::runtime::driver::at_helm::Helm;
+use crate::runtime::driver::ring_inline;
+use crate::runtime::engine_handle::EngineHandle;
+use crate::runtime::lock::lock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use uwarp_engine::command::Features;
+use uwarp_engine::work::SendFlags;
+use uwarp_ring::{Doorbells, Notifier, Producer, Slot};
+
+/// Tells the send half that the stream is in full operation, and what it needs then. It looks here only while it is not ready
+/// itself, so that posting costs nothing for it.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    /// Set by the engine, before it reports the connection or anything that comes by it.
+    established: Arc<AtomicBool>,
+    /// Written before the engine is asked to connect or accept.
+    opening: Mutex<Opening>,
+}
+
+#[derive(Debug, Default)]
+struct Opening {
+    features: Features,
+    bell: Option<Bell>,
+}
+
+/// What wakes the engine that has the queue pair.
+#[derive(Clone, Debug)]
+struct Bell {
+    doorbells: Arc<Doorbells>,
+    wake: Arc<Notifier>,
+}
+
+impl Gate {
+    pub(super) fn established(&self) -> &Arc<AtomicBool> {
+        &self.established
+    }
+
+    pub(super) fn bind(&self, engine: &EngineHandle) {
+        let bell = Bell { doorbells: Arc::clone(engine.doorbells()), wake: Arc::clone(engine.wake()) };
+        lock(&self.opening).bell = Some(bell);
+    }
+
+    pub(super) fn set_features(&self, features: Features) {
+        lock(&self.opening).features = features;
+    }
+
+    fn look(&self) -> Option<(Bell, Features)> {
+        if !self.established.load(Ordering::Acquire) {
+            return None;
+        }
+        let opening = lock(&self.opening);
+        Some((opening.bell.clone()?, opening.features))
+    }
+}
+
+/// The send queue of a queue pair. One thread owns it at a time (`Send`, not `Sync`).
+#[derive(Debug)]
+pub struct SendHalf {
+    number: u32,
+    ring: Producer<Slot>,
+    limits: SendLimits,
+    /// Set once the stream is in full operation: from then on the queue takes requests.
+    bell: Option<Bell>,
+    /// Whether an engine thread may sleep.
+    threaded: bool,
+    gate: Arc<Gate>,
+    shared: Arc<Shared>,
+}
+
+impl SendHalf {
+    pub(super) fn new(
+        number: u32,
+        ring: Producer<Slot>,
+        options: &QueuePairOptions<'_>,
+        gate: &Arc<Gate>,
+        shared: &Arc<Shared>,
+    ) -> Self {
+        let limits = SendLimits {
+            entries: options.max_sge,
+            inline: options.max_inline,
+            // The engine applies the queue pair's own flags; nothing has to be added to each element.
+            always: SendFlags::empty(),
+            features: Features::default(),
+        };
+        let threaded = !shared.is_inline();
+        Self { number, ring, limits, bell: None, threaded, gate: Arc::clone(gate), shared: Arc::clone(shared) }
+    }
+
+    pub(super) fn is_of(&self, gate: &Arc<Gate>) -> bool {
+        Arc::ptr_eq(&self.gate, gate)
+    }
+
+    /// Refuses requests until the stream is in full operation again.
+    pub(super) fn close(&mut self) {
+        self.bell = None;
+        self.gate.established.store(false, Ordering::Release);
+        *lock(&self.gate.opening) = Opening::default();
+    }
+
+    /// The queue pair's number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Posts requests, in order, and returns their number. Either a request is posted whole, or the error says how many before
+    /// it were posted; nothing is lost.
+    ///
+    /// Requests can be posted once the stream is in full operation, whether the connection's owner has looked at the outcome
+    /// or not. After its end they are taken and flushed.
+    ///
+    /// # Errors
+    /// [`PostErrorReason`] says what is wrong with the request behind those that were posted.
+    #[inline]
+    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
+        if self.bell.is_none() || self.ring.is_closed() {
+            self.open()?;
+        }
+        if let [request] = requests
+            && let Some(slot) = request.usual_slot(&self.limits)
+            && self.ring.push(slot).is_ok()
+        {
+            self.ring_doorbell();
+            return Ok(1);
+        }
+        self.post_any(requests)
+    }
+
+    #[inline(never)]
+    fn post_any(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
+        let (posted, reason) = self.fill(requests);
+        if posted > 0 {
+            self.ring_doorbell();
+        }
+        match reason {
+            None => Ok(posted),
+            Some(reason) => Err(PostError { posted, reason }),
+        }
+    }
+
+    /// Slots that are free: a request takes one, and more with many SGEs or much inline data.
+    pub fn slots_free(&mut self) -> usize {
+        self.ring.free()
+    }
+
+    #[inline]
+    fn fill(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
+        if let [request] = requests {
+            return match self.fill_one(request) {
+                Ok(()) => (1, None),
+                Err(reason) => (0, Some(reason)),
+            };
+        }
+        self.fill_list(requests)
+    }
+
+    /// As [`fill_list`](Self::fill_list), for the most common list.
+    #[inline]
+    fn fill_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostErrorReason> {
+        let (element, entries, inline) = request.element(&self.limits)?;
+        let mut reservation = self.ring.reserve(element.slots()).ok_or(PostErrorReason::Full)?;
+        request.encode(&element, entries, inline, |slot| {
+            let _ = reservation.write(slot);
+        });
+        reservation.commit();
+        Ok(())
+    }
+
+    fn fill_list(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
+        let mut posted = 0;
+        let limits = self.limits;
+        // As many of the requests as possible are published together.
+        while posted < requests.len() {
+            let mut slots = 0;
+            let mut end = posted;
+            let mut reason = None;
+            let mut room = self.ring.free();
+            for request in &requests[posted..] {
+                match request.element(&limits) {
+                    Ok((element, ..)) if element.slots() <= room => {
+                        room -= element.slots();
+                        slots += element.slots();
+                        end += 1;
+                    }
+                    Ok(_) => {
+                        reason = Some(PostErrorReason::Full);
+                        break;
+                    }
+                    Err(error) => {
+                        reason = Some(error);
+                        break;
+                    }
+                }
+            }
+            if end == posted {
+                return (posted, reason);
+            }
+            let Some(mut reservation) = self.ring.reserve(slots) else {
+                return (posted, Some(PostErrorReason::Full));
+            };
+            for request in &requests[posted..end] {
+                let Ok((element, entries, inline)) = request.element(&limits) else {
+                    continue;
+                };
+                request.encode(&element, entries, inline, |slot| {
+                    let _ = reservation.write(slot);
+                });
+            }
+            reservation.commit();
+            posted = end;
+            if reason.is_some() {
+                return (posted, reason);
+            }
+        }
+        (posted, None)
+    }
+
+    #[inline]
+    fn ring_doorbell(&self) {
+        let Some(bell) = &self.bell else { return };
+        if self.threaded || !ring_inline(self.shared.id, self.number) {
+            bell.doorbells.ring(self.number as usize);
+            bell.wake.fire_if_armed_for(Helm::POSTED);
+        }
+    }
+
+    /// Makes the half ready if the stream is in full operation by now.
+    #[cold]
+    fn open(&mut self) -> Result<(), PostError> {
+        if self.ring.is_closed() || self.shared.check_alive().is_err() {
+            return Err(PostError { posted: 0, reason: PostErrorReason::Dead });
+        }
+        let (bell, features) =
+            self.gate.look().ok_or(PostError { posted: 0, reason: PostErrorReason::NotConnected })?;
+        self.bell = Some(bell);
+        self.limits.features = features;
+        Ok(())
+    }
+}
+
+/// The receive queue of a queue pair. One thread owns it at a time (`Send`, not `Sync`).
+#[derive(Debug)]
+pub struct ReceiveHalf {
+    ring: Producer<Slot>,
+    /// Most SGEs of a request.
+    entries: usize,
+    /// Receives come from a shared queue instead.
+    is_shared: bool,
+}
+
+impl ReceiveHalf {
+    pub(super) fn new(ring: Producer<Slot>, options: &QueuePairOptions<'_>) -> Self {
+        Self { ring, entries: options.max_sge, is_shared: options.shared_receives.is_some() }
+    }
+
+    /// Posts requests, in order, and returns their number; as [`SendHalf::post_send`], but also before the connection is made,
+    /// which is the time to do it.
+    ///
+    /// # Errors
+    /// [`PostErrorReason`] says what is wrong with the request behind those that were posted.
+    #[inline]
+    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
+        if self.ring.is_closed() {
+            return Err(PostError { posted: 0, reason: PostErrorReason::Dead });
+        }
+        if self.is_shared {
+            return Err(PostError { posted: 0, reason: PostErrorReason::SharedReceives });
+        }
+        let mut posted = 0;
+        let mut reason = None;
+        for request in requests {
+            let (element, entries) = match request.element(self.entries) {
+                Ok(parts) => parts,
+                Err(error) => {
+                    reason = Some(error);
+                    break;
+                }
+            };
+            let Some(mut reservation) = self.ring.reserve(element.slots()) else {
+                reason = Some(PostErrorReason::Full);
+                break;
+            };
+            for index in 0..element.slots() {
+                let _ = reservation.write(element.encode(entries, index));
+            }
+            reservation.commit();
+            posted += 1;
+        }
+        // No doorbell: the engine looks for receives when a message comes, and now and then once the queue pair has failed.
+        match reason {
+            None => Ok(posted),
+            Some(reason) => Err(PostError { posted, reason }),
+        }
+    }
+
+    /// Slots that are free: a request takes one, and more with many SGEs.
+    pub fn slots_free(&mut self) -> usize {
+        self.ring.free()
+    }
+}

@@ -1,0 +1,74 @@
+//! Queue pairs whose events go to a channel, that are reset, and that are destroyed at once.
+
+use super::{QueuePairControl, QueuePairState, SendHalf, Stage, Unbound};
+use crate::error::Error;
+use crossbeam::channel::bounded;
+use std::time::{Duration, Instant};
+use uwarp_engine::command::{Abandoned, Command, Features};
+
+/// How long an engine may take to forget a queue pair before that is left to it.
+const DESTROY_LIMIT: Duration = Duration::from_secs(5);
+
+impl QueuePairControl {
+    /// Takes the queue pair away from its engine, with what is posted.
+    pub(super) fn take_back(&mut self) -> Result<Unbound, Error> {
+        self.shared.check_here()?;
+        let (reply, answer) = bounded(1);
+        self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
+        let Abandoned { send_queue, receive_queue, membership } =
+            self.shared.reply(&answer)?.ok_or(Error::ContextClosed)?;
+        self.drain_events();
+        Ok(Unbound { send: send_queue, receive: receive_queue, membership })
+    }
+
+    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
+    /// connect or accept again. `send` is its other half; see [`QueuePair::reset`](crate::QueuePair::reset).
+    ///
+    /// # Errors
+    /// [`Error::State`] while it has a connection: [`abort`](Self::abort) that, and wait for its end.
+    pub fn reset_with(&mut self, send: &mut SendHalf) -> Result<(), Error> {
+        self.drain_events();
+        if !matches!(self.state, QueuePairState::Idle | QueuePairState::Disconnected) {
+            let expected = "end the connection first, or destroy the queue pair";
+            return Err(Error::State { state: self.state.name(), expected });
+        }
+        if !send.is_of(&self.gate) {
+            return Err(Error::argument("the send half", "of another queue pair", "use that of the same one"));
+        }
+        let mut unbound = match self.unbound.take() {
+            Some(unbound) => unbound,
+            None => self.take_back()?,
+        };
+        for ring in [&mut unbound.send, &mut unbound.receive] {
+            let posted = ring.available();
+            ring.release(posted);
+        }
+        self.unbound = Some(unbound);
+        (self.state, self.reason, self.reads) = (QueuePairState::Idle, None, None);
+        self.features = Features::default();
+        send.close();
+        Ok(())
+    }
+
+    /// Ends the queue pair at once: its connection is reset, or closed if the peer has acknowledged all that was sent. The
+    /// context does not linger for it, and nothing of it completes any more. When this returns, its engine has forgotten it, its
+    /// last frames are with the device, and a switch has delivered them: the process may end at once. (By another thread than
+    /// that of an inline context, the engine forgets it when it turns next.)
+    pub fn destroy(mut self) {
+        self.is_destroyed = true;
+        if self.unbound.is_some() {
+            return self.shared.objects.queue_pairs.put(self.number);
+        }
+        let (reply, abandoned) = bounded(1);
+        self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
+        // An engine that does not answer in time forgets it later. The number rests as that of any other.
+        let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(DESTROY_LIMIT)) {
+            Ok(_) => {
+                self.shared.deliver();
+                self.unread()
+            }
+            Err(_) => Stage::Abandoned { abandoned },
+        };
+        self.shared.linger(self.lingering(stage));
+    }
+}

@@ -1,0 +1,147 @@
+//! An engine that panics when it is told to: the process and its waiters have to survive it.
+
+use super::PortSeed;
+use crate::config::Config;
+use crate::runtime::prepare;
+use crate::{
+    Access, AsyncEvent, ConnectOptions, Context, Error, ListenOptions, PostErrorReason, QueuePairOptions,
+    ReceiveRequest, SendRequest, Status,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use uwarp_engine::ports::{HeapBuffer, LoopPort};
+use uwarp_engine::{Capabilities, LinkState, PoolLevels, Port, port::Batch};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A port that panics in its receive burst once the switch is on.
+pub(crate) struct PanickingPort {
+    pub(crate) inner: LoopPort,
+    pub(crate) switch: Arc<AtomicBool>,
+}
+
+impl Port for PanickingPort {
+    type Buffer = HeapBuffer;
+
+    fn alloc(&mut self) -> Option<HeapBuffer> {
+        self.inner.alloc()
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
+        assert!(!self.switch.load(Ordering::Relaxed), "told to panic");
+        self.inner.rx_burst(batch)
+    }
+
+    fn tx_burst(&mut self, frames: &mut VecDeque<HeapBuffer>) -> usize {
+        self.inner.tx_burst(frames)
+    }
+
+    fn link(&mut self) -> LinkState {
+        self.inner.link()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn pool_levels(&self) -> PoolLevels {
+        self.inner.pool_levels()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turner {
+    Inline,
+    Thread,
+    /// The application's polls, while the thread stands back.
+    Polls,
+}
+
+fn panics_and_lives(turner: Turner) {
+    let config = |host: u8| {
+        let config = Config::without_device(&format!("10.0.0.{host}/24"))
+            .unwrap()
+            .without_monitor()
+            .linger(Duration::from_millis(100));
+        let mut config = if turner == Turner::Inline { config.inline() } else { config };
+        config.engine.poll_turns = Some(turner == Turner::Polls);
+        config
+    };
+    let switch = Arc::new(AtomicBool::new(false));
+    let (a, b) = prepare::prepare_panicking_pair(config(1), config(2), &switch).unwrap();
+    let (a, b) = (Context::from_prepared(a), Context::from_prepared(b));
+    a.start().unwrap();
+    b.start().unwrap();
+    let mut cq_a = a.create_completion_queue(64).unwrap();
+    let cq_b = b.create_completion_queue(64).unwrap();
+    let (pd_a, pd_b) = (a.allocate_domain(), b.allocate_domain());
+    let mut qp_a = pd_a.create_queue_pair(&QueuePairOptions::new(&cq_a)).unwrap();
+    let mut qp_b = pd_b.create_queue_pair(&QueuePairOptions::new(&cq_b)).unwrap();
+    let mut listener = b.listen(1, ListenOptions::default()).unwrap();
+    let connecting = a.start_connect(&mut qp_a, b.socket_address(1), ConnectOptions::default()).unwrap();
+    let request = listener.next(LONG).unwrap().unwrap();
+    let accepting = request.start_accept(&mut qp_b, crate::AcceptOptions::default()).unwrap();
+    connecting.wait(&mut qp_a).unwrap();
+    accepting.wait(&mut qp_b).unwrap();
+    let events = a.events();
+    qp_a.post_receive(&[ReceiveRequest::new(5, &[])]).unwrap();
+    assert!(!cq_a.wait(Duration::from_millis(1)).unwrap());
+
+    let deadline = std::time::Instant::now() + LONG;
+    if turner == Turner::Polls {
+        // The wait has armed the queue, whose polls leave the engine to the thread until something comes.
+        let mut other = a.create_completion_queue(4).unwrap();
+        while a.shared().engines[0].helm().try_take().is_none() {
+            assert!(std::time::Instant::now() < deadline, "the engine's thread never stood back");
+            for _ in 0..1000 {
+                assert!(other.poll_one().is_none());
+            }
+        }
+        switch.store(true, Ordering::Relaxed);
+        assert!(other.poll_one().is_none());
+    }
+    switch.store(true, Ordering::Relaxed);
+    // The waiter wakes with the flushed work, and only then is told why there will be no more.
+    let completion = cq_a.next(LONG).unwrap().unwrap();
+    assert_eq!(completion.id, 5);
+    assert!(matches!(completion.status, Status::Fatal | Status::Flushed), "{completion:?}");
+    let error = cq_a.next(LONG).unwrap_err();
+    assert!(matches!(error, Error::EngineFailed { engine: 0, .. }), "{error}");
+    assert!(error.to_string().contains("told to panic"), "{error}");
+    assert!(matches!(
+        events.try_next(),
+        Some(AsyncEvent::DeviceFatal { cause }) if cause.contains("told to panic")
+    ));
+    assert!(qp_a.wait_disconnected(LONG).unwrap());
+    let error = qp_a.post_send(&[SendRequest::send(1, &[])]).unwrap_err();
+    assert_eq!(error.reason, PostErrorReason::Dead);
+    assert!(a.create_completion_queue(1).is_err());
+    assert!(pd_a.register(vec![0; 4], Access::ALL).is_err());
+    assert_eq!(a.stats().silent_engines.len(), 1);
+    // The other context goes on, and both close.
+    assert!(b.create_completion_queue(1).is_ok());
+    drop((qp_a, cq_a, pd_a, a));
+    drop((qp_b, cq_b, pd_b, b));
+}
+
+#[test]
+fn a_panicking_inline_engine_is_a_fatal_event() {
+    panics_and_lives(Turner::Inline);
+}
+
+#[test]
+fn a_panicking_engine_thread_is_a_fatal_event() {
+    panics_and_lives(Turner::Thread);
+}
+
+#[test]
+fn a_panic_in_a_poll_is_a_fatal_event_and_stays_out_of_the_program() {
+    panics_and_lives(Turner::Polls);
+}
+
+/// The seed of such a port.
+pub(crate) fn seed(inner: LoopPort, switch: &Arc<AtomicBool>) -> PortSeed {
+    PortSeed::Panicking(PanickingPort { inner, switch: Arc::clone(switch) })
+}

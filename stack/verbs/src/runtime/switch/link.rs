@@ -1,0 +1,314 @@
+//! A context's connection to its switch.
+
+use super::protocol::{self, Answer, Offer, Refusal, Request, VERSION, Welcome};
+use crate::config::{Config, DeviceConfig, Neighbour};
+use crate::error::Error;
+use crate::runtime::lock::lock;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{Shutdown, shutdown, sockopt};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uwarp_engine::ReservedPorts;
+use uwarp_ring::Notifier;
+
+/// How long the switch may take to answer. It opens a device when a client joins.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What it says when the switch closes the connection without a word.
+const CLOSED_AT_ONCE: &str =
+    "it has closed the connection: it is being stopped, or this user is none that it serves (--allow-uid)";
+
+const OPEN: u8 = 0;
+const CLOSED: u8 = 1;
+const LOST: u8 = 2;
+
+/// The connection. The context's place in the switch is free again when it ends.
+#[derive(Debug)]
+pub(crate) struct Link {
+    path: PathBuf,
+    socket: OwnedFd,
+    /// Held while a request waits for its answer. Ports that are reserved for connections only: their holders are gone.
+    asking: Mutex<Vec<u16>>,
+    /// The context's ports, with the number of connections of each.
+    ports: Arc<ReservedPorts>,
+    /// Wakes the thread that gives ports back.
+    unused: Arc<Notifier>,
+    state: AtomicU8,
+    welcome: Welcome,
+    /// The device's socket, which the driver knows as `/proc/self/fd/NUMBER`.
+    _device: OwnedFd,
+}
+
+fn failed(path: &Path, reason: impl ToString) -> Error {
+    Error::Switch { socket: path.to_owned(), reason: reason.to_string() }
+}
+
+fn connect(path: &Path) -> Result<OwnedFd, Error> {
+    let socket = protocol::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            failed(path, "nobody listens there: start uwarp-switch, or the program with uwarp-run")
+        }
+        io::ErrorKind::PermissionDenied => {
+            failed(path, "this user may not connect: the switch has to be started with --allow-uid")
+        }
+        _ => failed(path, error),
+    })?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT))
+        .and_then(|()| sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_TIMEOUT)))
+        .map_err(|error| failed(path, error))?;
+    Ok(socket)
+}
+
+fn ask(path: &Path, socket: &OwnedFd, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
+    let answer = protocol::send(socket, request, None).and_then(|()| protocol::receive(socket));
+    match answer {
+        Ok(Some(answer)) => Ok(answer),
+        Ok(None) => Err(failed(path, CLOSED_AT_ONCE)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+            Err(failed(path, CLOSED_AT_ONCE))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(failed(path, format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))
+        }
+        Err(error) => Err(failed(path, error)),
+    }
+}
+
+fn unexpected(path: &Path, answer: Answer) -> Error {
+    match answer {
+        Answer::Refused { reason, .. } => failed(path, reason),
+        _ => failed(path, "an answer that does not fit: switch and program are of different versions"),
+    }
+}
+
+/// Fills in what all clients of the configured switch have in common: the addresses and the MTU.
+///
+/// # Errors
+/// [`Error::Switch`] if there is no switch.
+pub(crate) fn resolve(mut config: Config) -> Result<Config, Error> {
+    let Some(path) = config.switch.clone() else { return Ok(config) };
+    let socket = connect(&path)?;
+    match ask(&path, &socket, &Request::Offer { version: VERSION })? {
+        (Answer::Offer(offer), _) => {
+            apply(&mut config, &path, &offer)?;
+            Ok(config)
+        }
+        (other, _) => Err(unexpected(&path, other)),
+    }
+}
+
+fn apply(config: &mut Config, path: &Path, offer: &Offer) -> Result<(), Error> {
+    let Some((first, more)) = offer.addresses.split_first() else { return Err(failed(path, "it has no address")) };
+    config.address = *first;
+    config.more_addresses = more.to_vec();
+    config.mtu = offer.mtu;
+    (config.gateway, config.gateway6) = (offer.gateway, offer.gateway6);
+    // The addresses are the host's, and the switch's clients have them together.
+    config.duplicate_address_detection = 0;
+    Ok(())
+}
+
+/// Joins the configured switch, and sets the device that it gives; `None` if none is configured.
+///
+/// # Errors
+/// [`Error::Switch`] if there is no switch, it refuses, or it has other addresses than [`resolve`] found.
+pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Option<Arc<Link>>, Error> {
+    let Some(path) = config.switch.clone() else { return Ok(None) };
+    let socket = connect(&path)?;
+    let program = std::env::current_exe().ok();
+    let program = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let join = Request::Join { version: VERSION, program: program.unwrap_or_default() };
+    let (welcome, device) = match ask(&path, &socket, &join)? {
+        (Answer::Welcome(welcome), Some(device)) => (welcome, device),
+        (other, _) => return Err(unexpected(&path, other)),
+    };
+    let mut own = config.clone();
+    apply(&mut own, &path, &welcome.offer)?;
+    if !own.addresses().eq(config.addresses()) || own.mtu != config.mtu {
+        return Err(failed(&path, "its addresses have changed since this context was made: make a new one"));
+    }
+    config.device = Some(DeviceConfig::VirtioUser {
+        // Connects to the socket itself, wherever it is: the switch may be in another container.
+        socket: format!("/proc/self/fd/{}", device.as_raw_fd()).into(),
+        server: false,
+        packed: false,
+        queue_size: None,
+        mac: Some(welcome.mac.to_string()),
+    });
+    // Nobody is asked for these.
+    let neighbours: Vec<_> =
+        config.addresses().map(|own| Neighbour { address: own.address, mac: welcome.switch_mac }).collect();
+    config.neighbours = neighbours;
+    let unused = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the switch"))?);
+    ports.notify_unused(Arc::clone(&unused));
+    let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
+    Ok(Some(Arc::new(Link { path, socket, asking, ports, unused, state, welcome, _device: device })))
+}
+
+impl Link {
+    /// First and last port of the context's block.
+    pub(crate) fn ports(&self) -> (u16, u16) {
+        self.welcome.ports
+    }
+
+    /// The end of the switch, if that was it.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.state.load(Ordering::Acquire) {
+            LOST => Err(failed(&self.path, self.cause())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks, and waits for the answer. A switch that does not answer in time is lost: its answer would be taken for that of the
+    /// next request.
+    fn ask(&self, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
+        let answer = ask(&self.path, &self.socket, request);
+        if answer.is_err() {
+            let _ = shutdown(self.socket.as_fd(), Shutdown::Both);
+        }
+        answer
+    }
+
+    fn cause(&self) -> &'static str {
+        "the switch has ended: start it again and open a new context"
+    }
+
+    /// Reserves a TCP port to listen on; 0 leaves the choice to the switch.
+    ///
+    /// # Errors
+    /// [`Error::PortTaken`], or [`Error::Switch`] with another reason.
+    pub(crate) fn reserve(self: &Arc<Self>, port: u16) -> Result<ReservedPort, Error> {
+        let mut unheld = lock(&self.asking);
+        self.check()?;
+        if let Some(index) = unheld.iter().position(|unheld| *unheld == port) {
+            unheld.swap_remove(index);
+            return Ok(ReservedPort { port, link: Arc::clone(self) });
+        }
+        match self.ask(&Request::Reserve { port })? {
+            (Answer::Reserved { port }, _) => Ok(ReservedPort { port, link: Arc::clone(self) }),
+            (Answer::Refused { refusal: Refusal::PortTaken, .. }, _) => Err(Error::PortTaken(port)),
+            (other, _) => Err(unexpected(&self.path, other)),
+        }
+    }
+
+    /// Calls `lost` on a thread of its own if the switch ends before the context closes.
+    pub(crate) fn watch(self: &Arc<Self>, lost: impl FnOnce(&str) + Send + 'static) -> Result<(), Error> {
+        let link = Arc::clone(self);
+        let body = move || {
+            link.serve_until_end();
+            if link.state.compare_exchange(OPEN, LOST, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                let cause = format!("{}: {}", link.path.display(), link.cause());
+                tracing::error!(cause, "the context has lost its network");
+                lost(&cause);
+            }
+        };
+        let builder = std::thread::Builder::new().name("uwarp-switch".to_owned());
+        let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body));
+        thread.map(drop).map_err(Error::system("no thread to watch the switch with"))
+    }
+
+    /// Gives ports back when their last connections have ended. Returns when the connection to the switch is over.
+    fn serve_until_end(&self) {
+        loop {
+            self.release_unused();
+            // Of the socket nothing is asked for: an end is always reported.
+            let mut wanted = [PollFd::new(&self.socket, PollFlags::empty()), PollFd::new(&*self.unused, PollFlags::IN)];
+            if poll(&mut wanted, None).is_err() {
+                continue;
+            }
+            if !wanted[0].revents().is_empty() {
+                return;
+            }
+            self.unused.drain();
+        }
+    }
+
+    /// Gives back the ports without holders that have no connections any more.
+    fn release_unused(&self) {
+        let mut unheld = lock(&self.asking);
+        if unheld.is_empty() {
+            return;
+        }
+        // Before looking, so that a connection which ends meanwhile fires.
+        self.unused.arm();
+        unheld.retain(|port| {
+            let is_used = self.ports.has_connections(*port);
+            if !is_used {
+                self.release(*port);
+            }
+            is_used
+        });
+        if unheld.is_empty() {
+            self.unused.disarm();
+        }
+    }
+
+    /// Gives a port back; the caller has locked `asking`.
+    fn release(&self, port: u16) {
+        if self.state.load(Ordering::Acquire) == OPEN {
+            let _ = self.ask(&Request::Release { port });
+        }
+    }
+
+    /// Returns when the switch has delivered what the context's device had from the engine; at once if there is no switch any more.
+    pub(crate) fn deliver(&self) {
+        let _one_at_a_time = lock(&self.asking);
+        if self.state.load(Ordering::Acquire) == OPEN {
+            let _ = self.ask(&Request::Deliver);
+        }
+    }
+
+    /// Leaves the switch.
+    pub(crate) fn close(&self) {
+        let _ = self.state.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        // Descriptors of a forked child keep the connection otherwise.
+        let _ = shutdown(self.socket.as_fd(), Shutdown::Both);
+    }
+
+    /// Where a peer is reached: a loopback address is this host, whose addresses the context has.
+    pub(crate) fn reachable(config: &Config, peer: SocketAddr) -> SocketAddr {
+        if config.switch.is_none() || !peer.ip().is_loopback() {
+            return peer;
+        }
+        let own = config.addresses().find(|own| own.address.is_ipv4() == peer.is_ipv4());
+        own.map_or(peer, |own| SocketAddr::new(own.address, peer.port()))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A TCP port that is this context's until it is dropped and the last connection of the port has ended: the switch drops what
+/// comes from a port that is not the sender's.
+#[derive(Debug)]
+pub(crate) struct ReservedPort {
+    port: u16,
+    link: Arc<Link>,
+}
+
+impl ReservedPort {
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for ReservedPort {
+    fn drop(&mut self) {
+        let link = &self.link;
+        let mut unheld = lock(&link.asking);
+        if link.ports.has_connections(self.port) {
+            unheld.push(self.port);
+            link.unused.fire();
+        } else {
+            link.release(self.port);
+        }
+    }
+}
