@@ -4,10 +4,10 @@ use core::ops::Range;
 
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
+use crate::acceptance::Challenges;
 use crate::congestion::Controller;
 use crate::ecn::EcnState;
 use crate::event::{BufferToken, HeldPayload, Transmit};
-use crate::input::Challenges;
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::queue::SendQueue;
@@ -17,8 +17,7 @@ use crate::rtt::RttEstimator;
 use crate::state::{CloseReason, Phase, State, StateEvent};
 use crate::timers::Timers;
 use crate::timestamps::TimestampState;
-use crate::urgent::Urgent;
-use crate::{Config, Info, TimeWait};
+use crate::{Config, Info};
 
 /// The MSS of a peer that announces none (RFC 9293 §3.7.1).
 pub(crate) const DEFAULT_MSS: u16 = 536;
@@ -33,6 +32,17 @@ const ISN_DISTANCE: u32 = 1 << 16;
 /// `proposed` if it lies beyond `highest`, else the first number that is safely beyond it.
 pub(crate) fn isn_beyond(highest: Position, proposed: SeqNumber) -> SeqNumber {
     if highest.near(proposed) > highest { proposed } else { (highest + ISN_DISTANCE).sequence() }
+}
+
+/// The state of a connection that has seen urgent data.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Urgent {
+    /// SND.UP, while something before it is unacknowledged.
+    pub(crate) send: Option<Position>,
+    /// RCV.UP: the furthest that was announced.
+    pub(crate) receive: Option<Position>,
+    /// RCV.NXT before the segment that announced it.
+    pub(crate) told_at: Position,
 }
 
 /// Counters that every segment updates.
@@ -582,19 +592,6 @@ impl Connection {
     /// §2).
     pub fn isn_beyond(&self, proposed: SeqNumber) -> SeqNumber {
         isn_beyond(self.queue.highest(), proposed)
-    }
-
-    /// The compact form of a connection in TIME-WAIT, with the same behaviour. The owner keeps it instead of the
-    /// connection.
-    ///
-    /// `None` in any other state, and while the owner has yet to fetch a segment, records or received data.
-    pub fn time_wait(&mut self) -> Option<TimeWait> {
-        let Phase::TimeWait { until } = self.phase else { return None };
-        let drained = self.queue.is_drained() && self.receiver.reassembly.is_drained();
-        if !drained || self.receiver.wants_ack() || self.ecn.owes() || self.pending.any() {
-            return None;
-        }
-        Some(TimeWait::of(self, until))
     }
 
     /// Frees memory that a busy period has left behind. Happens by itself when a keep-alive finds the connection idle.

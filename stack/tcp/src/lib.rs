@@ -25,11 +25,13 @@
 //! pointer, RFC 9293 §3.8.5 and RFC 6093: urgent data stays in the stream).
 #![forbid(unsafe_code)]
 
+mod acceptance;
 mod acknowledge;
 mod config;
 mod congestion;
 mod connection;
 mod cookies;
+mod deadlines;
 mod ecn;
 mod event;
 mod info;

@@ -8,6 +8,7 @@
 mod fresh;
 mod order;
 mod segment;
+mod transmissions;
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,9 +17,9 @@ use crate::event::{BufferToken, Slice};
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::short_queue::ShortQueue;
-use order::SendOrder;
 use segment::Record;
 pub(crate) use segment::{Content, Delivered, Fate, Segment, Unsent};
+use transmissions::SendOrder;
 
 /// State needed only while segments are lost or selectively acknowledged.
 #[derive(Debug, Default)]

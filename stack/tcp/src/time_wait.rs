@@ -3,10 +3,11 @@
 use uwarp_wire::tcp::{SackBlock, SeqNumber, TcpFlags, TcpHeader};
 
 use crate::DropReason;
+use crate::acceptance::{Challenges, is_acceptable};
 use crate::connection::{Connection, isn_beyond};
-use crate::input::{Challenges, is_acceptable};
 use crate::instant::{Instant, nanos};
 use crate::position::Position;
+use crate::state::Phase;
 use crate::timestamps::TimestampState;
 
 /// A connection in TIME-WAIT in some tens of octets, made by [`Connection::time_wait`]. It answers late segments at
@@ -38,6 +39,21 @@ pub struct Answer {
     pub reply: Option<TcpHeader>,
     /// Why the segment was not used; `None` for an acknowledgment without new information.
     pub drop: Option<DropReason>,
+}
+
+impl Connection {
+    /// The compact form of a connection in TIME-WAIT, with the same behaviour. The owner keeps it instead of the
+    /// connection.
+    ///
+    /// `None` in any other state, and while the owner has yet to fetch a segment, records or received data.
+    pub fn time_wait(&mut self) -> Option<TimeWait> {
+        let Phase::TimeWait { until } = self.phase else { return None };
+        let drained = self.queue.is_drained() && self.receiver.reassembly.is_drained();
+        if !drained || self.receiver.wants_ack() || self.ecn.owes() || self.pending.any() {
+            return None;
+        }
+        Some(TimeWait::of(self, until))
+    }
 }
 
 impl TimeWait {

@@ -10,17 +10,6 @@ use crate::connection::Connection;
 use crate::event::Events;
 use crate::position::Position;
 
-/// The state of a connection that has seen urgent data.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Urgent {
-    /// SND.UP, while something before it is unacknowledged.
-    send: Option<Position>,
-    /// RCV.UP: the furthest that was announced.
-    receive: Option<Position>,
-    /// RCV.NXT before the segment that announced it.
-    told_at: Position,
-}
-
 impl Connection {
     /// Makes all octets of the stream before `end` urgent, counted as [`Connection::octets_pushed`] counts. `end` may
     /// lie beyond what is pushed, for an owner that knows what follows, by any distance (RFC 9293 §3.8.5, MUST-31).

@@ -10,41 +10,12 @@
 //! The lists are not updated when the fate of a segment changes: a transmission that is no longer in flight is dropped
 //! when it is encountered.
 
-use std::collections::VecDeque;
-
 use super::SendQueue;
 use super::segment::{Fate, Segment};
+use super::transmissions::Transmission;
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::short_queue::ShortQueue;
-
-/// When a segment was sent, and its end, which identifies it: when a segment is cut, the part that is not retransmitted
-/// keeps the end. Ordered as RACK_sent_after in RFC 8985 §6.2.
-pub(crate) type Transmission = (Instant, Position);
-
-#[derive(Debug, Default)]
-pub(super) struct SendOrder {
-    /// Segments before this position that were sent once have been read.
-    read_to: Position,
-    /// Retransmissions that have not been read.
-    again: VecDeque<Transmission>,
-    /// Sent before RACK's segment; in flight when read, and perhaps still.
-    overtaken: VecDeque<Transmission>,
-}
-
-impl SendOrder {
-    /// Octets of heap in use.
-    pub(super) fn heap(&self) -> usize {
-        (self.again.capacity() + self.overtaken.capacity()) * size_of::<Transmission>()
-    }
-}
-
-impl Segment {
-    #[inline]
-    pub(crate) fn transmission(&self) -> Transmission {
-        (self.sent_at, self.end())
-    }
-}
 
 /// Index of the segment of this transmission, if it is still in flight.
 fn find(segments: &ShortQueue<Segment>, sent: Transmission) -> Option<usize> {
