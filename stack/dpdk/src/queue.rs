@@ -13,7 +13,7 @@ use dpdk_sys::{fast, rte_eth_fp_ops, rte_mbuf, rte_mempool};
 
 use crate::alarm::{Alarm, Awaited};
 use crate::gate::{BurstFlag, Registered};
-use crate::port::Inner;
+use crate::port::inner::Inner;
 use crate::{Capabilities, MAX_BURST, Mbuf};
 
 /// How full the buffer pools are.

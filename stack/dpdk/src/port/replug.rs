@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use dpdk_sys::{self as sys, rte_mempool};
 
 use super::description::PortOptions;
-use super::open::{self, Features, add, close_device, configure, on_bus, port_of, set_up_queue};
+use super::device::{Features, add, close_device, configure, on_bus, port_of, set_up_queue, start_once};
 use crate::gate;
 use crate::maintenance::Replug;
 use crate::plan::Plan;
@@ -67,6 +67,6 @@ impl Recipe {
             // SAFETY: the port is configured for this queue and stopped.
             unsafe { set_up_queue(port, queue, &self.plan, &limits, self.node, self.features, pool.as_ptr()) }.is_ok()
         });
-        made && open::start_once(port) == 0
+        made && start_once(port) == 0
     }
 }
