@@ -249,14 +249,28 @@ impl<P: Port> Host<P> {
     /// # Panics
     /// If the engine is gone.
     pub fn pair_with_number(&mut self, number: u32, options: PairOptions) -> Pair {
+        let notifier = Arc::clone(&self.notifier);
+        self.pair_with(number, options, notifier, |_| {})
+    }
+
+    /// Makes a queue pair with a number and a notifier of one's choice, and whatever else `adjust` changes of it.
+    ///
+    /// # Panics
+    /// If the engine is gone.
+    pub fn pair_with(
+        &mut self,
+        number: u32,
+        options: PairOptions,
+        notifier: Arc<Notifier>,
+        adjust: impl FnOnce(&mut QueuePairSetup),
+    ) -> Pair {
         let (send, send_queue) = ring(options.send_depth);
         let (receive, receive_queue) = ring(options.receive_depth);
         let (lane, completions) = ring(options.completions);
         let (events, event_receiver) = unbounded();
         let queue = CompletionQueueId(number);
-        let notifier = Arc::clone(&self.notifier);
         self.command(Command::AddCompletionQueue { queue, lane, notifier });
-        self.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
+        let mut setup = Box::new(QueuePairSetup {
             number,
             stream: number,
             domain: 1,
@@ -271,7 +285,9 @@ impl<P: Port> Host<P> {
             established: Arc::default(),
             events: EventSink::new(events, None),
             watch: Watch::default(),
-        })));
+        });
+        adjust(&mut setup);
+        self.command(Command::CreateQueuePair(setup));
         let doorbells = Arc::clone(&self.doorbells);
         Pair { number, send, receive, completions, events: event_receiver, doorbells }
     }

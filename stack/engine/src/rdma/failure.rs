@@ -116,6 +116,8 @@ impl Rdma {
         let code = TerminateCode { layer: row.layer, error_type: row.error_type, code: row.code };
         connection.ends_by(DisconnectReason::LocalTerminated(code));
         if let Some(queue_pair) = queue_pair {
+            // What was sent before this in the turn, or acknowledged in it, has succeeded.
+            queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
             let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
             let was_flushed = queue_pair.stage == Stage::Error;
             self.flush_with(counters, queue_pair, send, failure.receive);
@@ -153,8 +155,6 @@ impl Rdma {
             Refused::Answer(fault) => {
                 let Phase::Running(running) = &mut connection.phase else { return };
                 let message = running.stream.fail_atomic(fault);
-                // What went before in this turn was sent.
-                queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 let failure = Failure { fault, receive: None, send: None };
                 self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
             }
@@ -176,8 +176,6 @@ impl Rdma {
             Some(Outgoing { source: Source::Response { .. }, message, .. }) => {
                 let fault = read_fault(error);
                 let message = running.stream.fail_response(fault, &message);
-                // What went before in this turn was sent.
-                queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 self.end_by_fault(counters, now, connection, Some(queue_pair), fault.into(), message);
             }
             _ => self.fail_work(counters, now, connection, queue_pair, Status::LocalProtection),

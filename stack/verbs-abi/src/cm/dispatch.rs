@@ -3,6 +3,7 @@
 use crate::abi::*;
 use crate::cm::channel::Report;
 use crate::cm::connect::{self, Outcome};
+use crate::cm::endings::Endings;
 use crate::cm::identifier::{self, Identifier};
 use crate::cm::port;
 use crate::errno::Errno;
@@ -15,8 +16,8 @@ use libc::c_int;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
-use uwarp::{AsyncEvent, ConnectFailure, ConnectionChange, EventChannel};
+use std::time::{Duration, Instant};
+use uwarp::{AsyncEvent, ChannelEvent, ConnectFailure, ConnectionChange, EventChannel};
 
 /// The identifiers that events may come for, by key. It is locked while an event is delivered, so that an identifier that was
 /// taken out gets none any more.
@@ -52,8 +53,18 @@ pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
     let channel = EventChannel::new()?;
     let carried = channel.clone();
     spawn("uwarp-cm", move || {
-        while let Ok(Some(event)) = carried.next(Duration::MAX) {
-            carry(event.key, event.change);
+        let mut endings = Endings::default();
+        while let Ok(event) = carried.next(endings.patience()) {
+            match event {
+                Some(ChannelEvent { key, change: ConnectionChange::Disconnected(_), .. }) => {
+                    endings.hold(key, Instant::now());
+                }
+                Some(event) => carry(event.key, event.change),
+                None => {}
+            }
+            for key in endings.ripe(Instant::now(), has_unread_successes) {
+                with_identifier(key, |id, handle| connect::settle(id, handle, Outcome::Disconnected));
+            }
         }
     })?;
     let events = context.events();
@@ -75,6 +86,13 @@ pub(crate) fn with_identifier(key: u64, body: impl FnOnce(*mut rdma_cm_id, &Hand
             body(id, handle);
         }
     });
+}
+
+/// Whether completions of an identifier's queue pair that succeeded are unread.
+fn has_unread_successes(key: u64) -> bool {
+    let mut number = None;
+    with_identifier(key, |_, handle| number = handle.lock().queue_pair);
+    number.is_some_and(queue_pair::has_unread_successes)
 }
 
 /// Starts a thread that takes no signals: they belong to the program's own.
@@ -113,7 +131,6 @@ fn carry(key: u64, change: ConnectionChange) {
             }
             ConnectionChange::Rejected { private_data, .. } => Outcome::Rejected { private_data },
             ConnectionChange::Failed(reason) => Outcome::Failed(errno_of(&reason)),
-            ConnectionChange::Disconnected(_) => Outcome::Disconnected,
             _ => return,
         };
         connect::settle(id, handle, outcome);

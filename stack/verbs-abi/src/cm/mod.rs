@@ -4,6 +4,7 @@ mod address;
 mod channel;
 mod connect;
 mod dispatch;
+mod endings;
 mod endpoint;
 mod identifier;
 mod lookup;

@@ -60,6 +60,20 @@ pub(crate) fn find(number: u32) -> Option<*mut ibv_qp> {
     by_number(|pairs| pairs.get(&number).copied()).map(std::ptr::with_exposed_provenance_mut)
 }
 
+/// Whether completions of work that succeeded lie unread in the queues of a queue pair, which is not destroyed meanwhile.
+pub(crate) fn has_unread_successes(number: u32) -> bool {
+    by_number(|pairs| {
+        let Some(address) = pairs.get(&number) else { return false };
+        let pair: *const ibv_qp = std::ptr::with_exposed_provenance(*address);
+        // SAFETY: from the list of those that live, and so are its queues.
+        let queues = unsafe { [(*pair).send_cq, (*pair).recv_cq] };
+        queues.into_iter().any(|queue| {
+            // SAFETY: as above.
+            unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.lock().has_successes(number))
+        })
+    })
+}
+
 /// Sets the state that the program sees.
 pub(crate) fn set_state(pair: &Handle<Pair>, state: ibv_qp_state) {
     // SAFETY: our own structure; the program only reads the state.

@@ -242,6 +242,15 @@ impl CompletionQueue {
         rings.map(|ring| ring.retain(|completion| completion.queue_pair != queue_pair)).sum()
     }
 
+    /// Whether completions of work of a queue pair that succeeded lie in the queue.
+    pub fn has_successes(&mut self, queue_pair: u32) -> bool {
+        let mut rings = self.lanes.iter_mut().chain(self.replacements.iter_mut().map(|(_, ring)| ring));
+        rings.any(|ring| {
+            let of_it = |one: &Completion| one.queue_pair == queue_pair && one.status.is_success();
+            (0..ring.available()).any(|index| ring.peek(index).is_some_and(of_it))
+        })
+    }
+
     /// Goes on to the rings that follow.
     #[cold]
     fn advance(&mut self) {

@@ -1,0 +1,101 @@
+//! Work that succeeded completes as such, however its connection ends, and before its end is told.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{PORT, SECOND, completions, end, joined_with, nothing_left, pattern, sge};
+use crossbeam::channel::{bounded, unbounded};
+use uwarp_engine::command::{
+    Command, ConnectionEvent, DisconnectReason, EventSink, StartupOptions, Watch, Watched, Watcher,
+};
+use uwarp_engine::work::{Completion, SendOpcode, Status};
+use uwarp_memory::Access;
+use uwarp_ring::Notifier;
+use uwarp_testkit::rig::{PairOptions, World};
+
+const ON_ACK: PairOptions = PairOptions { send_depth: 64, receive_depth: 64, completions: 256, complete_on_ack: true };
+
+fn outcomes(completions: &[Completion]) -> Vec<(u64, Status)> {
+    completions.iter().map(|one| (one.id, one.status)).collect()
+}
+
+#[test]
+fn what_was_sent_before_a_disconnect_completes_when_it_is_acknowledged_and_not_when_the_peer_has_closed() {
+    let (mut world, mut client, mut server, _) = joined_with(ON_ACK);
+    let source = world.hosts[1].register(pattern(3_000_000, 1), Access::LOCAL_READ);
+    let target = world.hosts[0].register(vec![0; 3_000_000], Access::REMOTE_WRITE);
+    assert!(server.post_receive(7, &[]));
+    server.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 3_000_000)), (target.stag(), 0));
+    world.run(Duration::from_micros(200));
+    client.post_simple(2, SendOpcode::Send, None, (0, 0));
+    world.hosts[0].command(Command::Disconnect { queue_pair: client.number });
+    assert_eq!(outcomes(&completions(&mut world, &mut client, 1, SECOND)), [(2, Status::Success)]);
+    assert!(client.events.is_empty(), "the peer still writes");
+    world.hosts[0].command(Command::Abort { queue_pair: client.number });
+    assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::Local);
+    assert_eq!(end(&mut world, &server, SECOND), DisconnectReason::PeerClosed);
+    nothing_left(&mut world);
+}
+
+#[test]
+fn what_the_peers_faulty_message_acknowledges_has_succeeded() {
+    let (mut world, mut client, mut server, _) = joined_with(ON_ACK);
+    let source = world.hosts[1].register(vec![0; 100], Access::LOCAL_READ);
+    // The first is acknowledged at once: its segment is the second that the server gets.
+    for id in 1..=2 {
+        assert!(server.post_receive(id, &[]));
+        client.post_simple(id, SendOpcode::Send, None, (0, 0));
+        assert_eq!(outcomes(&completions(&mut world, &mut server, 1, SECOND)), [(id, Status::Success)]);
+    }
+    // Into memory that there is not.
+    server.post_simple(3, SendOpcode::Write, Some(sge(&source, 0, 100)), (77, 0));
+    assert!(matches!(end(&mut world, &client, SECOND), DisconnectReason::LocalTerminated(_)));
+    assert_eq!(outcomes(&client.poll_all()), [(1, Status::Success), (2, Status::Success)]);
+    nothing_left(&mut world);
+}
+
+/// The application here takes both events from the engine's hands, one after the other, so the engine is in between when it looks.
+#[test]
+fn whoever_waits_for_completions_is_woken_before_the_end_is_told() {
+    let mut world = World::two();
+    let requests = world.hosts[1].listen(PORT);
+    let notifier = Arc::new(Notifier::new().expect("an eventfd"));
+    let (events, first) = bounded(0);
+    let (watched, second) = bounded(0);
+    let watch = Watch::default();
+    *watch.lock() = Some(Watcher { events: EventSink::new(watched, None), context: 0, key: 0 });
+    let mut client = world.hosts[0].pair_with(0, ON_ACK, Arc::clone(&notifier), |setup| {
+        setup.events = EventSink::new(events, None);
+        setup.watch = watch;
+    });
+    let mut server = world.hosts[1].pair(PairOptions::default());
+    assert!(client.post_receive(5, &[]) && server.post_receive(6, &[]));
+    let (told, is_woken) = unbounded();
+    let application = std::thread::spawn(move || {
+        while let Ok(event) = first.recv() {
+            let ends = matches!(event, ConnectionEvent::Disconnected { .. });
+            let woken = ends && notifier.drain();
+            if !ends {
+                notifier.arm();
+            }
+            assert_eq!(second.recv().map(|event| event.what), Ok(Watched::Connection(event)));
+            let _ = told.send((ends, woken));
+            if ends {
+                break;
+            }
+        }
+    });
+    world.hosts[0].connect(&client, (world.hosts[1].address, PORT), StartupOptions::default());
+    assert!(world.run_until(SECOND, |_| !requests.is_empty()));
+    let request = requests.try_recv().expect("seen");
+    world.hosts[1].accept(&server, &request, StartupOptions::default());
+    world.run(SECOND);
+    assert_eq!(is_woken.recv(), Ok((false, false)));
+    world.hosts[1].command(Command::Disconnect { queue_pair: server.number });
+    world.run(SECOND);
+    application.join().expect("the events are the same");
+    assert_eq!(is_woken.iter().collect::<Vec<_>>(), [(true, true)]);
+    assert_eq!(outcomes(&client.poll_all()), [(5, Status::Flushed)]);
+}
