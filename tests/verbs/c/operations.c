@@ -1,11 +1,13 @@
 /*
  * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
- * completion queue, memory windows of type 2B, fork between two messages, a full completion queue, queue pairs that the program
- * makes and moves itself, an exit behind the last completion, memory that is gone before its region.
+ * completion queue, memory windows of type 2B, fork between two messages and while a thread polls, threads that are cancelled while
+ * they poll, a full completion queue, queue pairs that the program makes and moves itself, an exit behind the last completion, memory
+ * that is gone before its region.
  *
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
- *   ./operations wr|srq|threads|window|fork|full|moves|exit|freed server ADDRESS
- *   ./operations wr|srq|threads|window|fork|full|moves|exit|freed client ADDRESS
+ *   ./operations TEST server ADDRESS
+ *   ./operations TEST client ADDRESS
+ *   TEST: wr|srq|threads|cancel|window|fork|beside|full|moves|exit|freed
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -510,6 +512,89 @@ static void threads_client(struct end end)
 	succeeded(17);
 }
 
+/* cancel: threads that poll, and so turn the engine, are cancelled one after the other, and a thread beside them goes on. */
+static atomic_uint polls;
+static atomic_int is_enough;
+
+static void *poll_until_cancelled(void *argument)
+{
+	/* The calls of the library are not async-cancel-safe. */
+	int is_asynchronous = argument != NULL, former;
+
+	if (is_asynchronous)
+		check(pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &former) == 0);
+	for (;;) {
+		if (is_asynchronous)
+			check(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &former) == 0);
+		reap();
+		atomic_fetch_add(&polls, 1);
+		if (is_asynchronous)
+			check(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &former) == 0);
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+static void *write_until_enough(void *argument)
+{
+	uint64_t round;
+
+	(void)argument;
+	/* Each Write has completed before the next: which of the threads reaps it is open. */
+	for (round = 0; !atomic_load(&is_enough); round++) {
+		uint64_t value = round + 1;
+		struct ibv_sge entry = { (uintptr_t)&value, sizeof(value), 0 };
+		struct ibv_send_wr *bad, request = {
+			.wr_id = round % ROUNDS, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+			.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+			.wr.rdma = { threads_end.peer.address, threads_end.peer.key },
+		};
+
+		atomic_store(&seen[0][round % ROUNDS], 0);
+		check(ibv_post_send(threads_end.id->qp, &request, &bad) == 0);
+		while (atomic_load(&finished) <= round)
+			reap();
+	}
+	return NULL;
+}
+
+/* Waits until a counter has moved on by this much. */
+static void await_more(atomic_uint *counter, unsigned int more)
+{
+	unsigned int before = atomic_load(counter);
+
+	while (atomic_load(counter) - before < more)
+		usleep(100);
+}
+
+static void cancel_client(struct end end)
+{
+	pthread_t writer, victim;
+	void *result;
+	int round;
+
+	threads_end = end;
+	check(pthread_create(&writer, NULL, write_until_enough, NULL) == 0);
+	for (round = 0; round < 40; round++) {
+		check(pthread_create(&victim, NULL, poll_until_cancelled, round % 2 ? &polls : NULL) == 0);
+		await_more(&polls, 200);
+		check(pthread_cancel(victim) == 0);
+		check(pthread_join(victim, &result) == 0 && result == PTHREAD_CANCELED);
+		await_more(&finished, 50);
+	}
+	atomic_store(&is_enough, 1);
+	check(pthread_join(writer, NULL) == 0);
+	send_octets(end.id->qp, 17, "end", 3);
+	succeeded(17);
+}
+
+static void cancel_server(struct end end)
+{
+	(void)end;
+	succeeded(0);
+	check(*(uint64_t *)room >= 40 * 50);
+}
+
 static void one_receive(struct end *end)
 {
 	if (!end->id->qp)
@@ -633,7 +718,8 @@ static void fork_in_child(struct end *end)
 	check(ibv_query_device(end->id->verbs, &device) == EIO);
 	check(ibv_post_send(end->id->qp, &send, &bad_send) == EIO);
 	check(ibv_post_recv(end->id->qp, &receive, &bad_receive) == EIO);
-	check(ibv_poll_cq(completions, 1, &found) < 0);
+	for (int poll = 0; poll < 1000; poll++)
+		check(ibv_poll_cq(completions, 1, &found) < 0);
 	check(ibv_dereg_mr(region) == EIO);
 	check(ibv_destroy_qp(end->id->qp) == EIO);
 	errno = 0;
@@ -661,6 +747,33 @@ static void fork_and_wait(struct end *end, int by_exec)
 	}
 	check(waitpid(child, &status, 0) == child);
 	check(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* beside: a thread polls while children are forked, maybe in the middle of a turn of the engine. Its traffic goes on, and the
+ * children do not turn the engine: its memory is not theirs. */
+static void beside_client(struct end end)
+{
+	pthread_t writer;
+	int round;
+
+	threads_end = end;
+	check(pthread_create(&writer, NULL, write_until_enough, NULL) == 0);
+	for (round = 0; round < 20; round++) {
+		await_more(&finished, 50);
+		fork_and_wait(&end, round % 4 == 3);
+	}
+	await_more(&finished, 50);
+	atomic_store(&is_enough, 1);
+	check(pthread_join(writer, NULL) == 0);
+	send_octets(end.id->qp, 17, "end", 3);
+	succeeded(17);
+}
+
+static void beside_server(struct end end)
+{
+	(void)end;
+	succeeded(0);
+	check(*(uint64_t *)room >= 20 * 50);
 }
 
 static void fork_receives(struct end *end)
@@ -940,7 +1053,8 @@ int main(int argc, char **argv)
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|window|fork|full|moves|exit|freed server|client ADDRESS\n");
+		fprintf(stderr, "usage: operations wr|srq|threads|cancel|window|fork|beside|full|moves|exit|freed "
+				"server|client ADDRESS\n");
 		return 2;
 	}
 	test = argv[1];
@@ -962,6 +1076,16 @@ int main(int argc, char **argv)
 			threads_server(accepted(listening(address), one_receive));
 		else
 			threads_client(connected(address, NULL));
+	} else if (strcmp(test, "cancel") == 0) {
+		if (is_server)
+			cancel_server(accepted(listening(address), one_receive));
+		else
+			cancel_client(connected(address, NULL));
+	} else if (strcmp(test, "beside") == 0) {
+		if (is_server)
+			beside_server(accepted(listening(address), one_receive));
+		else
+			beside_client(connected(address, NULL));
 	} else if (strcmp(test, "window") == 0) {
 		if (is_server)
 			window_server(accepted(listening(address), window_receives));

@@ -41,6 +41,16 @@ fn two_threads_use_one_queue_pair_and_one_completion_queue() {
 }
 
 #[test]
+fn threads_that_poll_can_be_cancelled_while_another_goes_on() {
+    both_ends("op-cancel", "cancel");
+}
+
+#[test]
+fn children_forked_while_a_thread_polls_get_errors_and_its_traffic_goes_on() {
+    both_ends("op-beside", "beside");
+}
+
+#[test]
 fn a_memory_window_opens_a_part_of_a_region_until_the_peer_invalidates_it() {
     both_ends("op-window", "window");
 }
