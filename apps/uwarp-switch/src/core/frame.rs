@@ -29,6 +29,23 @@ pub(super) struct Segment {
     pub(super) tcp_len: u8,
 }
 
+impl Segment {
+    /// The sequence number, in the frame that it was read from.
+    pub(super) fn sequence(&self, frame: &[u8]) -> u32 {
+        self.word(frame, 4)
+    }
+
+    /// The acknowledgment number.
+    pub(super) fn acknowledgment(&self, frame: &[u8]) -> u32 {
+        self.word(frame, 8)
+    }
+
+    fn word(&self, frame: &[u8], at: usize) -> u32 {
+        let at = ethernet::HEADER_LEN + usize::from(self.ip_len) + at;
+        frame.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_be_bytes(*word))
+    }
+}
+
 const V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + tcp::HEADER_LEN;
 const V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + tcp::HEADER_LEN;
 /// Octets of the headers of a segment over IPv4 without options.

@@ -347,7 +347,9 @@ impl Switch {
         let onward = self.onward(from, to, octets);
         if let Some(start) = octets.first_chunk_mut::<USUAL>() {
             if let (Some(key), 0x45) = (flow_octets(start), start[14]) {
-                self.last[from.place()] = Some(LastFlow { key, to, onward });
+                // Behind one that begins a connection, the next is looked at again.
+                let is_usual = segment.flags & RARE == 0;
+                self.last[from.place()] = is_usual.then_some(LastFlow { key, to, onward });
             }
             start[..12].copy_from_slice(&onward);
         }
@@ -412,20 +414,24 @@ impl Switch {
         }
         let Some(to) = self.ports.owner(segment.destination_port) else { return self.answer_reset(from, octets) };
         if segment.flags & RARE != 0 {
-            self.follow(from, to, segment);
+            self.follow(from, to, segment, octets);
+        } else if self.flows.has_half_open(to) {
+            let (source, destination) = ends(segment);
+            self.flows.acknowledged(to, destination, source, segment.acknowledgment(octets));
         }
         Ok(self.pass(from, to, segment, octets))
     }
 
     /// A connection begins or ends.
     #[cold]
-    fn follow(&mut self, from: ClientId, to: ClientId, segment: &Segment) {
+    fn follow(&mut self, from: ClientId, to: ClientId, segment: &Segment, octets: &[u8]) {
         let (source, destination) = ends(segment);
         let flags = TcpFlags::from_bits(segment.flags.into());
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
             self.flows.ended((from, source), (to, destination));
         } else if flags.contains(TcpFlags::ACK) {
-            self.flows.accepted(from, source, destination, ());
+            let number = segment.sequence(octets).wrapping_add(1);
+            self.flows.accepted(from, source, destination, (), Some(number));
         }
     }
 

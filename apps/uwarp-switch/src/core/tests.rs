@@ -1,3 +1,4 @@
+mod floods;
 mod random;
 mod uplink;
 

@@ -162,14 +162,14 @@ impl Switch {
             return Err(DropReason::Destination);
         }
         if segment.flags & RARE != 0 {
-            self.follow_outside(from, segment, destination, Way::Out);
+            self.follow_outside(from, segment, octets, destination, Way::Out);
         }
         Ok(self.pass(from, ClientId::UPLINK, segment, octets))
     }
 
     /// A client's connection with another host begins or ends. It is on the client's account, whoever accepts it: otherwise
     /// others could fill the list.
-    fn follow_outside(&mut self, client: ClientId, segment: &Segment, host: [u8; 6], way: Way) {
+    fn follow_outside(&mut self, client: ClientId, segment: &Segment, octets: &[u8], host: [u8; 6], way: Way) {
         let Some(uplink) = &mut self.uplink else { return };
         let (source, destination) = ends(segment);
         let flags = TcpFlags::from_bits(segment.flags.into());
@@ -180,8 +180,11 @@ impl Switch {
                 // As many as the client has ports.
                 uplink.asked.insert((client, source.port), destination);
             }
-        } else if way == Way::Out || uplink.asked.get(&(client, destination.port)) == Some(&source) {
-            uplink.flows.accepted(client, source, destination, host);
+        } else if way == Way::Out {
+            let number = segment.sequence(octets).wrapping_add(1);
+            uplink.flows.accepted(client, source, destination, host, Some(number));
+        } else if uplink.asked.get(&(client, destination.port)) == Some(&source) {
+            uplink.flows.accepted(client, source, destination, host, None);
         }
     }
 
@@ -274,7 +277,12 @@ impl Switch {
             return self.reset_outside(octets);
         };
         if segment.flags & RARE != 0 {
-            self.follow_outside(to, segment, station(octets, 6), Way::In);
+            self.follow_outside(to, segment, octets, station(octets, 6), Way::In);
+        } else if let Some(uplink) = &mut self.uplink
+            && uplink.flows.has_half_open(to)
+        {
+            let (source, destination) = ends(segment);
+            uplink.flows.acknowledged(to, destination, source, segment.acknowledgment(octets));
         }
         Ok(self.pass(ClientId::UPLINK, to, segment, octets))
     }

@@ -4,19 +4,19 @@ use super::*;
 use crate::core::frame::{Kind, parse};
 
 /// The uplink's hardware address, and that of a host beyond it.
-const UPLINK: [u8; 6] = [2, 0x76, 0, 0, 0, 1];
-const HOST: [u8; 6] = [2, 0x77, 0, 0, 0, 1];
+pub(super) const UPLINK: [u8; 6] = [2, 0x76, 0, 0, 0, 1];
+pub(super) const HOST: [u8; 6] = [2, 0x77, 0, 0, 0, 1];
 const HOST4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 const HOST6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2));
 
 /// A switch with clients and an uplink.
-fn joined(clients: usize) -> Switch {
+pub(super) fn joined(clients: usize) -> Switch {
     let mut switch = switch(clients);
     switch.open_uplink(UPLINK);
     switch
 }
 
-fn arrive(switch: &mut Switch, mut frame: Vec<u8>) -> (Verdict, Vec<u8>) {
+pub(super) fn arrive(switch: &mut Switch, mut frame: Vec<u8>) -> (Verdict, Vec<u8>) {
     let verdict = switch.judge(ClientId::UPLINK, &mut frame);
     (verdict, frame)
 }
@@ -34,18 +34,18 @@ fn refused(switch: &mut Switch, frame: Vec<u8>, reason: Option<DropReason>) {
     assert_eq!(count(switch), expected);
 }
 
-fn destined(mut frame: Vec<u8>, mac: [u8; 6]) -> Vec<u8> {
+pub(super) fn destined(mut frame: Vec<u8>, mac: [u8; 6]) -> Vec<u8> {
     frame[..6].copy_from_slice(&mac);
     frame
 }
 
 /// From a client to the host, as it has learned the host's hardware address.
-fn leaving(from: usize, ports: (u16, u16)) -> Segment {
+pub(super) fn leaving(from: usize, ports: (u16, u16)) -> Segment {
     Segment { destination: HOST4, ..Segment::new(from, ports) }
 }
 
 /// From the host to the shared address.
-fn arriving(ports: (u16, u16)) -> Segment {
+pub(super) fn arriving(ports: (u16, u16)) -> Segment {
     Segment { mac: HOST, source: HOST4, ..Segment::new(0, ports) }
 }
 
