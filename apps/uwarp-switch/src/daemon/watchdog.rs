@@ -30,11 +30,11 @@ impl Watchdog {
         let found = Arc::new(Mutex::new(Vec::new()));
         let (list, directory) = (Arc::clone(&found), directory.to_owned());
         let body = move || {
-            let mut server = None;
+            let mut server: Option<PathBuf> = None;
             let mut before = None;
             while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                // DPDK starts the thread with the first device.
-                server = server.or_else(find_server);
+                // DPDK starts the thread with the first device. Version 24.11 ends it with the last one.
+                server = server.filter(|thread| is_server(thread)).or_else(find_server);
                 let now = server.as_deref().and_then(descriptor_in_use);
                 if now.is_some()
                     && now == before
@@ -59,8 +59,12 @@ impl Watchdog {
 /// The folder of the thread in /proc.
 fn find_server() -> Option<PathBuf> {
     let threads = fs::read_dir("/proc/self/task").ok()?.flatten().map(|entry| entry.path());
-    // "vhost-events", or "dpdk-vhost-evt" from version 24 on.
-    threads.into_iter().find(|path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.contains("vhost-ev")))
+    threads.into_iter().find(|thread| is_server(thread))
+}
+
+/// Whether a thread is DPDK's: "vhost-events", or "dpdk-vhost-evt" from version 24 on.
+fn is_server(thread: &Path) -> bool {
+    fs::read_to_string(thread.join("comm")).is_ok_and(|name| name.contains("vhost-ev"))
 }
 
 /// The descriptor that the thread reads or writes right now, if its system call is none that waits for all.
