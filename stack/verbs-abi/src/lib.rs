@@ -16,6 +16,7 @@ mod cm;
 mod errno;
 mod event_fd;
 mod handle;
+mod lock;
 #[cfg(any(test, feature = "misuse"))]
 pub mod misuse;
 mod process;

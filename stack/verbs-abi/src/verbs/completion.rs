@@ -3,19 +3,21 @@
 use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
 use crate::handle::{Handle, object};
+use crate::lock::{Lock, LockGuard};
 use crate::process;
 use crate::verbs::channel::Channel;
 use crate::verbs::context::{self, next_handle};
 use crate::verbs::events::Unacknowledged;
 use libc::{c_int, c_uint, c_void};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, Status};
 
 /// A completion queue.
 pub(crate) struct Queue {
-    inner: Mutex<CompletionQueue>,
+    inner: Lock<Polled>,
     /// A duplicate of the queue's descriptor, for those who wait while others poll.
     pub(crate) notifier: OwnedFd,
     /// Completion events.
@@ -29,9 +31,29 @@ pub(crate) struct Queue {
 }
 object!(Queue: ibv_cq_ex, b"cq");
 
+/// The queue, and room for what is taken from it.
+pub(crate) struct Polled {
+    queue: CompletionQueue,
+    batch: [Completion; BATCH],
+}
+
+impl Deref for Polled {
+    type Target = CompletionQueue;
+
+    fn deref(&self) -> &CompletionQueue {
+        &self.queue
+    }
+}
+
+impl DerefMut for Polled {
+    fn deref_mut(&mut self) -> &mut CompletionQueue {
+        &mut self.queue
+    }
+}
+
 impl Queue {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, CompletionQueue> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> LockGuard<'_, Polled> {
+        self.inner.lock()
     }
 }
 
@@ -101,11 +123,11 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut 
                 return Err(EINVAL);
             }
             let mut inner = queue.lock();
+            let Polled { queue, batch } = &mut *inner;
             let mut done = 0;
-            let mut batch = [Completion::default(); BATCH];
             while done < most {
                 let wanted = BATCH.min(most - done);
-                let count = inner.poll(&mut batch[..wanted]);
+                let count = queue.poll(&mut batch[..wanted]);
                 for completion in &batch[..count] {
                     out.add(done).write(work_completion(completion));
                     done += 1;
@@ -174,7 +196,7 @@ fn create(
         let handle = Handle::create(
             public,
             Queue {
-                inner: Mutex::new(queue),
+                inner: Lock::new(Polled { queue, batch: [Completion::default(); BATCH] }),
                 notifier,
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),

@@ -299,7 +299,9 @@ impl CompletionQueue {
         let mut count = 0;
         for _ in 0..MOST_TURNS {
             let engine = &self.shared.engines[self.next % self.shared.engines.len()];
-            if self.core.notifier.is_armed() || !at_helm::turn_for_application(engine.helm(), self.empty_polls) {
+            if self.core.notifier.is_armed()
+                || !at_helm::turn_for_application(engine.helm(), self.core.id, self.empty_polls)
+            {
                 break;
             }
             // The core is given to others when there is nothing to do, not in the middle of a message.

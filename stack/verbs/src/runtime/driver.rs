@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use uwarp_engine::command::CompletionQueueId;
 use uwarp_engine::port::Descriptors;
 use uwarp_engine::ports::LoopPort;
 use uwarp_engine::ports::decorated::Decorated;
@@ -112,6 +113,8 @@ pub(crate) struct Seat {
     caches: Option<uwarp_dpdk::Caches>,
     /// When a thread of the application last turned it.
     turned_at: Instant,
+    /// The completion queue by whose polling it did.
+    polled: Option<CompletionQueueId>,
 }
 
 /// A seat, and what has to stay on the thread that built it, longer than the seat.
@@ -144,7 +147,8 @@ impl Seat {
         let (clock, is_live) = (Clock::get(), false);
         let caches = registration.as_mut().filter(|_| shared).and_then(uwarp_dpdk::ThreadRegistration::detach_caches);
         let turned_at = Instant::ZERO;
-        let seat = Self { engine: Some(engine), context, clock, health, is_live, wake, caches, turned_at };
+        let engine = Some(engine);
+        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, polled: None };
         Ok((seat, registration))
     }
 
@@ -199,15 +203,37 @@ impl Seat {
         turned
     }
 
-    /// One turn by a thread of the application, which holds the helm.
-    fn turn_for_application(&mut self) -> Turned {
+    /// A turn by a thread of the application, which holds the helm and polls a completion queue; several, while there is nothing
+    /// to do, if it polls the same queue again and again: to take the helm costs as much as a turn.
+    fn turn_for_application(&mut self, queue: CompletionQueueId) -> Turned {
         if self.is_done() {
             return Turned::default();
         }
+        let most = if self.polled == Some(queue) { IDLE_TURNS } else { 1 };
+        self.polled = Some(queue);
+        let caches = self.caches.take();
+        uwarp_dpdk::without_cancellation(|| match caches {
+            Some(mut caches) => {
+                let turned = caches.with(|| self.turn_until_busy(most));
+                self.caches = Some(caches);
+                turned
+            }
+            None => self.turn_until_busy(most),
+        })
+    }
+
+    #[inline]
+    fn turn_until_busy(&mut self, most: u32) -> Turned {
         // The time stamp counters of two cores may differ by less than a hand-over takes.
         self.turned_at = self.turned_at.max(self.clock.now());
-        let now = self.turned_at;
-        uwarp_dpdk::without_cancellation(|| self.turn_at_helm(now))
+        let mut turned = Turned::default();
+        for _ in 0..most {
+            turned = self.turn(self.turned_at);
+            if turned.busy {
+                break;
+            }
+        }
+        turned
     }
 
     fn enable_wakeups(&mut self) -> bool {
@@ -232,6 +258,8 @@ impl Seat {
     }
 }
 
+/// Turns in one poll of the application, at most, while there is nothing to do.
+const IDLE_TURNS: u32 = 4;
 /// Longest sleep of an engine that is told of everything: a safety net, and for devices that do not announce changes of their
 /// link.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@ use super::{Backoff, Seat, sleep};
 use crate::config::EngineOptions;
 use std::time::Duration;
 use uwarp_engine::Wakeup;
+use uwarp_engine::command::CompletionQueueId;
 use uwarp_ring::Held;
 use uwarp_tcp::Instant;
 
@@ -26,10 +27,10 @@ const LONGEST_REST: Duration = Duration::from_millis(1);
 /// Polls in vain after which the application wakes a thread that sleeps with the helm in its hands.
 const POLLS_BEFORE_CALL: u32 = 64;
 
-/// One turn by a thread of the application, if nobody else turns the engine now. `empty_polls`: how often its queue was empty in a
-/// row. True if the turn had something to do.
+/// A turn by a thread of the application that polls a completion queue, if nobody else turns the engine now. `empty_polls`: how
+/// often the queue was empty in a row. True if the turn had something to do.
 #[inline]
-pub(crate) fn turn_for_application(helm: &Helm, empty_polls: u32) -> bool {
+pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_polls: u32) -> bool {
     let Some(mut held) = helm.try_take() else {
         helm.count(1);
         if empty_polls % POLLS_BEFORE_CALL == POLLS_BEFORE_CALL - 1 {
@@ -38,7 +39,7 @@ pub(crate) fn turn_for_application(helm: &Helm, empty_polls: u32) -> bool {
         return false;
     };
     let Some(seat) = &mut *held else { return false };
-    let turned = seat.turn_for_application();
+    let turned = seat.turn_for_application(queue);
     drop(held);
     helm.count(1 + (turned.received + turned.transmitted) as u32);
     turned.busy
