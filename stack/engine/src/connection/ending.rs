@@ -114,14 +114,11 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         number: u32,
     ) {
-        let Rdma { queue_pairs, lanes, .. } = rdma;
-        let Some(queue_pair) = queue_pairs.get_mut(number as usize).and_then(Option::as_deref_mut) else { return };
+        let Some(queue_pair) = rdma.queue_pair(number) else { return };
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.table.take(index)
         {
             connection.ends_by(DisconnectReason::Aborted);
-            // What the peer has acknowledged has succeeded.
-            queue_pair.retire(lanes, connection.tcp.octets_acknowledged());
             if let Phase::Initiating(_) = connection.phase {
                 connection.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
             } else {

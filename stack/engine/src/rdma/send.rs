@@ -98,10 +98,7 @@ impl<P: Port> Core<P> {
         }
         let Some(queue_pair) = queue_pair else { return false };
         if !running.stream.may_send_messages() {
-            let flushes = running.stream.state().flushes();
-            // What was sent before may be acknowledged only now.
-            self.retire(connection, queue_pair);
-            if flushes {
+            if running.stream.state().flushes() {
                 self.rdma.flush_with(&mut self.counters, queue_pair, None, None);
             } else {
                 connection.close_if_finished(queue_pair, self.now);
