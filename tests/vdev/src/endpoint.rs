@@ -7,7 +7,7 @@ use uwarp::{
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
 };
 
-use crate::PATIENCE;
+use crate::{PATIENCE, PAUSE};
 
 /// The port that tests listen on.
 pub const PORT: u16 = 7471;
@@ -82,7 +82,10 @@ impl Endpoint {
                     return;
                 }
                 // The device may still be connecting to its peer.
-                Err(error) if start.elapsed() < PATIENCE => uwarp_notes::retried(&format!("connect: {error}")),
+                Err(error) if start.elapsed() < PATIENCE => {
+                    uwarp_notes::retried(&format!("connect: {error}"));
+                    std::thread::sleep(PAUSE);
+                }
                 Err(error) => panic!("{error}: {:#?}", context.stats()),
             }
         }

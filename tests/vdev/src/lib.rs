@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Far longer than a busy machine needs: only a defect makes a test wait this long.
 pub const PATIENCE: Duration = Duration::from_secs(40);
+/// Between two attempts to connect to somebody who is about to listen.
+pub const PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether this is the long run (`UWARP_LONG=1`), which is not for every change.
 pub fn is_long() -> bool {

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use uwarp::{Config, Context, ListenOptions};
+use uwarp::{Config, Context, ListenOptions, Listener};
 use uwarp_vdev_tests::endpoint::{Endpoint, PORT, answer, exchange, prepare_answer};
 use uwarp_vdev_tests::network::{Device, Network, Side, Wire, configure};
 use uwarp_vdev_tests::peer::{self, Peer};
@@ -69,8 +69,11 @@ fn client(context: &Context, connections: usize) {
     }
 }
 
-fn server(context: &Context, connections: usize) {
-    let mut listener = context.listen(PORT, ListenOptions::default()).expect("a free port");
+fn listen(context: &Context) -> Listener {
+    context.listen(PORT, ListenOptions::default()).expect("a free port")
+}
+
+fn server(context: &Context, mut listener: Listener, connections: usize) {
     for _ in 0..connections {
         let mut endpoint = Endpoint::new(context, 64 + 2 * LENGTH);
         prepare_answer(&mut endpoint);
@@ -109,8 +112,9 @@ fn two_processes(name: &str, device: Device, connections: usize) {
         let context = Context::open(task.wire.config(Side::Server).threaded(1)).expect("the context opens");
         let sizes = sizes(task.connections);
         return halves("server", &context, |part| {
+            let listener = listen(&context);
             peer::tell("open");
-            server(&context, sizes[part]);
+            server(&context, listener, sizes[part]);
         });
     }
     let Some(network) = Network::new(device) else { return };
@@ -150,8 +154,9 @@ fn in_one_process() {
     let (here, there) = Context::pair_in_process(config("10.0.0.2/24"), config("10.0.0.1/24")).unwrap();
     let sizes = sizes(count(1_000, 10_000));
     halves("pair", &here, |part| {
+        let listener = listen(&there);
         std::thread::scope(|scope| {
-            scope.spawn(|| server(&there, sizes[part]));
+            scope.spawn(|| server(&there, listener, sizes[part]));
             client(&here, sizes[part]);
         });
         rest(&there);

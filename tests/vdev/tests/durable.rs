@@ -22,7 +22,7 @@ use uwarp_vdev_tests::disk::{Disk, DiskProcess, Trouble};
 use uwarp_vdev_tests::endpoint::{Endpoint, PORT, Place};
 use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
 use uwarp_vdev_tests::peer::{self, Peer};
-use uwarp_vdev_tests::{PATIENCE, count};
+use uwarp_vdev_tests::{PATIENCE, PAUSE, count};
 
 /// Records in the region; each is a number, repeated four times.
 const RECORDS: usize = 256;
@@ -72,7 +72,10 @@ fn be_target(wire: &Wire, path: &PathBuf) {
         match context.connect(&mut queue_pair, server, options) {
             Ok(_) => break queue_pair,
             // The device may still be connecting to its peer.
-            Err(error) if start.elapsed() < PATIENCE => uwarp_notes::retried(&format!("connect: {error}")),
+            Err(error) if start.elapsed() < PATIENCE => {
+                uwarp_notes::retried(&format!("connect: {error}"));
+                std::thread::sleep(PAUSE);
+            }
             Err(error) => panic!("{error}: {:#?}", context.stats()),
         }
     };
