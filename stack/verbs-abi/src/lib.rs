@@ -16,7 +16,6 @@ mod cm;
 mod errno;
 mod event_fd;
 mod handle;
-mod lock;
 #[cfg(any(test, feature = "misuse"))]
 pub mod misuse;
 mod process;

@@ -3,7 +3,6 @@
 use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
 use crate::handle::{Handle, object};
-use crate::lock::{Lock, LockGuard};
 use crate::process;
 use crate::verbs::channel::Channel;
 use crate::verbs::context::{self, next_handle};
@@ -12,12 +11,12 @@ use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, Status};
 
 /// A completion queue.
 pub(crate) struct Queue {
-    inner: Lock<Polled>,
+    inner: Mutex<Polled>,
     /// A duplicate of the queue's descriptor, for those who wait while others poll.
     pub(crate) notifier: OwnedFd,
     /// Completion events.
@@ -52,8 +51,8 @@ impl DerefMut for Polled {
 }
 
 impl Queue {
-    pub(crate) fn lock(&self) -> LockGuard<'_, Polled> {
-        self.inner.lock()
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Polled> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -196,7 +195,7 @@ fn create(
         let handle = Handle::create(
             public,
             Queue {
-                inner: Lock::new(Polled { queue, batch: [Completion::default(); BATCH] }),
+                inner: Mutex::new(Polled { queue, batch: [Completion::default(); BATCH] }),
                 notifier,
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),

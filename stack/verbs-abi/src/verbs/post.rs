@@ -7,6 +7,7 @@ use crate::verbs::completion::IMMEDIATE_OF_SEND;
 use crate::verbs::queue_pair::Pair;
 use crate::verbs::window::{self, Bind};
 use libc::{c_int, c_uint};
+use std::sync::PoisonError;
 use uwarp::{MAX_INLINE, MAX_SGE, ReceiveRequest, SendHalf, SendRequest, Sge};
 
 /// The SGEs of a request, as uwarp has them.
@@ -228,7 +229,7 @@ pub(crate) unsafe extern "C" fn post_send(
                     return Err(errno);
                 }
             };
-            let mut sender = pair.send.lock();
+            let mut sender = pair.send.lock().unwrap_or_else(PoisonError::into_inner);
             let mut next = list;
             while let Some(request) = next.as_ref() {
                 if let Err(errno) = post_one(&mut sender, request) {
@@ -291,7 +292,7 @@ pub(crate) unsafe extern "C" fn post_recv(
                     return Err(errno);
                 }
             };
-            let mut receiver = pair.receive.lock();
+            let mut receiver = pair.receive.lock().unwrap_or_else(PoisonError::into_inner);
             each_receive(list, bad, |request| {
                 receiver.post_receive(&[request]).map_err(|error| error.reason)?;
                 Ok(())

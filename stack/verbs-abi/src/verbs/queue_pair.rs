@@ -3,7 +3,6 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
 use crate::handle::{Handle, object};
-use crate::lock::Lock;
 use crate::process;
 use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, MOST_READS, next_handle};
@@ -21,8 +20,8 @@ use uwarp::QueuePairOptions;
 /// sends.
 pub(crate) struct Pair {
     control: Mutex<Option<uwarp::QueuePairControl>>,
-    pub(crate) send: Lock<uwarp::SendHalf>,
-    pub(crate) receive: Lock<uwarp::ReceiveHalf>,
+    pub(crate) send: Mutex<uwarp::SendHalf>,
+    pub(crate) receive: Mutex<uwarp::ReceiveHalf>,
     /// What `ibv_wr_start` has begun; none for a queue pair that was not made for it.
     pub(crate) builder: Option<Mutex<Builder>>,
     pub(crate) asynchronous: Unacknowledged,
@@ -201,8 +200,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             public,
             Pair {
                 control: Mutex::new(Some(control)),
-                send: Lock::new(send),
-                receive: Lock::new(receive),
+                send: Mutex::new(send),
+                receive: Mutex::new(receive),
                 builder: with_builder.then(Mutex::default),
                 asynchronous: Unacknowledged::default(),
                 caps: wanted.cap,
@@ -343,7 +342,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         match wanted.qp_state {
             IBV_QPS_RESET => {
                 if let Some(control) = pair.control().as_mut() {
-                    control.reset_with(&mut pair.send.lock())?;
+                    control.reset_with(&mut pair.send.lock().unwrap_or_else(PoisonError::into_inner))?;
                 }
                 set_state(pair, IBV_QPS_RESET);
             }

@@ -98,7 +98,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         if let Some(errno) = builder.failed {
             return Err(errno);
         }
-        let mut sender = pair.send.lock();
+        let mut sender = pair.send.lock().unwrap_or_else(PoisonError::into_inner);
         for request in builder.requests.drain(..) {
             match request.kind {
                 Kind::Entries(entries) => post::post(&mut sender, &request.work, &Data::Entries(&entries))?,
