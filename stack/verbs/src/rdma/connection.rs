@@ -61,7 +61,7 @@ pub struct ConnectOptions {
     pub first_fpdu_delay: Duration,
     /// The own address to connect from; `None` lets the engine choose.
     pub local_address: Option<IpAddr>,
-    /// Local TCP port; `None` lets the engine choose. A [`PortReservation`] keeps one for this.
+    /// Local TCP port; `None` lets the engine choose. A [`PortReservation`](crate::PortReservation) keeps one for this.
     pub local_port: Option<u16>,
 }
 

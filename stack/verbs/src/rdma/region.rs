@@ -229,7 +229,7 @@ impl ProtectionDomain {
     }
 
     /// Registers memory whose commits go to a store of the application's own, in a thread of the region's; with
-    /// `transparent` as [`MemoryType::CommitRequired`] has it. The memory should hold what the store does.
+    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it. The memory should hold what the store does.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -247,7 +247,7 @@ impl ProtectionDomain {
 
     /// Registers persistent memory: of a file in it ([`RegionBuffer::persistent`]), or such as keeps what is in the machine's
     /// memory by other means. A Commit writes the processor's caches back, in the engine's turn, and is answered at once; with
-    /// `transparent` as [`MemoryType::CommitRequired`] has it.
+    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it.
     ///
     /// # Errors
     /// As [`register`](Self::register).
