@@ -14,7 +14,6 @@ use crate::api::Control;
 use crate::api::channels::{EngineChannels, EngineError};
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
-use crate::api::stats::DropReason;
 use crate::bytestream::Streams;
 use crate::connection::flow::{FlowTable, KeyedHash};
 use crate::connection::guesses::Guesses;
@@ -175,10 +174,5 @@ impl<P: Port> Core<P> {
             },
             config,
         })
-    }
-
-    #[inline]
-    pub(crate) fn count_drop(&mut self, reason: DropReason) {
-        self.counters.count_drop(reason);
     }
 }

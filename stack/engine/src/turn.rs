@@ -210,7 +210,7 @@ impl<P: Port> Core<P> {
 
     #[inline]
     fn receive_batch(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
-        let guesses = self.look_ahead(batch);
+        let guesses = self.connections.look_ahead(batch);
         // The short way needs frames only to look at, where they are.
         let mut short = 0;
         while short < batch.len() {
@@ -220,7 +220,7 @@ impl<P: Port> Core<P> {
                 break;
             }
             if !guesses.is_empty() {
-                (short + 1..short + taken).for_each(|place| self.look_ahead_at(&guesses, place + DISTANCE));
+                (short + 1..short + taken).for_each(|place| self.connections.look_ahead_at(&guesses, place + DISTANCE));
             }
             short += taken;
         }
@@ -239,12 +239,12 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The next frame is that at `place` of a burst that [`Core::look_ahead`] has examined.
+    /// The next frame is that at `place` of a burst that the look-ahead has examined.
     #[inline]
     fn guess_at(&mut self, guesses: &Guesses, place: usize) {
         if !guesses.is_empty() {
             self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
-            self.look_ahead_at(guesses, place + DISTANCE);
+            self.connections.look_ahead_at(guesses, place + DISTANCE);
         }
     }
 

@@ -453,6 +453,7 @@ impl<P: Port> Core<P> {
             self.counters.hot_sent += 1;
             return self.link.enqueue(&mut self.counters, frame, false);
         }
-        self.emit(connection, &Transmit::fresh(segment, slice));
+        let (records, counters) = (&mut self.connections.records, &mut self.counters);
+        self.link.emit(records, counters, connection, &Transmit::fresh(segment, slice));
     }
 }

@@ -10,8 +10,8 @@ use arrayvec::ArrayVec;
 use uwarp_memory::kernels::prefetch_range;
 use uwarp_wire::frame::peek_flow;
 
-use crate::core::Core;
-use crate::link::port::{BURST, Batch, Buffer, Port};
+use crate::connection::Connections;
+use crate::link::port::{BURST, Batch, Buffer};
 
 /// Connections from which on prefetching pays. Fewer stay in the near caches anyway.
 const CROWD: usize = 64;
@@ -21,30 +21,26 @@ pub(crate) const DISTANCE: usize = 4;
 /// For each frame of a burst, a connection with the same tag. Its flow may be another one.
 pub(crate) type Guesses = ArrayVec<Option<u32>, BURST>;
 
-impl<P: Port> Core<P> {
+impl<B: Buffer> Connections<B> {
     /// Prefetches flow table and connections for a burst, and what its first frames touch. Changes nothing and trusts
     /// nothing in the frames. Returns for each frame the connection that it may belong to, which saves a second lookup;
     /// empty if the burst was not examined.
     #[inline]
-    pub(crate) fn look_ahead(&self, batch: &Batch<P::Buffer>) -> Guesses {
-        if self.connections.table.len() >= CROWD && batch.len() > 1 {
-            self.look_ahead_of_many(batch)
-        } else {
-            Guesses::new()
-        }
+    pub(crate) fn look_ahead(&self, batch: &Batch<B>) -> Guesses {
+        if self.table.len() >= CROWD && batch.len() > 1 { self.look_ahead_of_many(batch) } else { Guesses::new() }
     }
 
-    fn look_ahead_of_many(&self, batch: &Batch<P::Buffer>) -> Guesses {
+    fn look_ahead_of_many(&self, batch: &Batch<B>) -> Guesses {
         let mut tags = ArrayVec::<Option<u32>, BURST>::new();
         for frame in batch {
-            let tag = peek_flow(frame.data()).map(|flow| self.connections.flows.tag(&flow));
-            tag.inspect(|tag| self.connections.flows.prefetch(*tag));
+            let tag = peek_flow(frame.data()).map(|flow| self.flows.tag(&flow));
+            tag.inspect(|tag| self.flows.prefetch(*tag));
             tags.push(tag);
         }
         let mut guesses = Guesses::new();
         for tag in tags {
-            let index = tag.and_then(|tag| self.connections.flows.find(tag, |_| true));
-            index.inspect(|index| self.connections.table.prefetch_place(*index));
+            let index = tag.and_then(|tag| self.flows.find(tag, |_| true));
+            index.inspect(|index| self.table.prefetch_place(*index));
             guesses.push(index);
         }
         for place in 0..DISTANCE {
@@ -58,13 +54,13 @@ impl<P: Port> Core<P> {
     #[inline]
     pub(crate) fn look_ahead_at(&self, guesses: &Guesses, place: usize) {
         if let Some(&Some(index)) = guesses.get(place)
-            && let Some(connection) = self.connections.table.get(index)
+            && let Some(connection) = self.table.get(index)
         {
             prefetch_range(connection.places());
             prefetch_range(connection.tcp.places());
-            self.connections.wheel.prefetch(index);
+            self.wheel.prefetch(index);
         }
-        let connection_before = |by| self.connections.table.get((*guesses.get(place.checked_sub(by)?)?)?);
+        let connection_before = |by| self.table.get((*guesses.get(place.checked_sub(by)?)?)?);
         if let Some(connection) = connection_before(1) {
             prefetch_range(connection.tcp.further_places());
             if let Some(stream) = &connection.stream {
@@ -73,10 +69,10 @@ impl<P: Port> Core<P> {
         }
         // Acknowledged records return to the pool, which gives them out next.
         if let Some(token) = connection_before(2).and_then(|connection| connection.tcp.oldest_record()) {
-            self.connections.records.prefetch(token);
+            self.records.prefetch(token);
         }
         if let Some(token) = connection_before(3).and_then(|connection| connection.tcp.oldest_record())
-            && let Some(record) = self.connections.records.get(token)
+            && let Some(record) = self.records.get(token)
         {
             record.buffer.prefetch();
         }

@@ -92,8 +92,8 @@ impl<P: Port> Core<P> {
             Ok(Frame::Refused(frame)) => frame.route.vlan,
             Ok(Frame::Tcp(_) | Frame::Other(_)) | Err(_) => self.link.vlan,
         };
-        if !self.is_our_vlan(vlan) {
-            return self.count_drop(DropReason::WrongVlan);
+        if !self.link.is_our_vlan(vlan) {
+            return self.counters.count_drop(DropReason::WrongVlan);
         }
         match frame {
             Ok(Frame::Arp(frame)) => {
@@ -128,30 +128,22 @@ impl<P: Port> Core<P> {
             Ok(Frame::Refused(frame)) => {
                 self.net.refuse_packet(&mut self.link, &mut self.counters, self.now, &frame, octets);
             }
-            Ok(Frame::Other(_)) => self.count_drop(DropReason::UnknownProtocol),
+            Ok(Frame::Other(_)) => self.counters.count_drop(DropReason::UnknownProtocol),
             Ok(Frame::Tcp(_)) => {}
-            Err(WireError::HeaderChecksum) => self.count_drop(DropReason::IpChecksum),
-            Err(WireError::IcmpChecksum) => self.count_drop(DropReason::L4Checksum),
-            Err(WireError::Neighbour) => self.count_drop(DropReason::BadDiscovery),
-            Err(_) => self.count_drop(DropReason::Malformed),
+            Err(WireError::HeaderChecksum) => self.counters.count_drop(DropReason::IpChecksum),
+            Err(WireError::IcmpChecksum) => self.counters.count_drop(DropReason::L4Checksum),
+            Err(WireError::Neighbour) => self.counters.count_drop(DropReason::BadDiscovery),
+            Err(_) => self.counters.count_drop(DropReason::Malformed),
         }
-    }
-
-    /// Whether a frame with this tag belongs to the port's VLAN. A tag with number 0 carries a priority and no VLAN
-    /// (IEEE 802.1Q §9.6).
-    #[inline]
-    fn is_our_vlan(&self, tag: Option<VlanTag>) -> bool {
-        let number = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::identifier);
-        (tag.is_none() && self.link.vlan.is_none()) || number(tag) == number(self.link.vlan)
     }
 
     #[inline]
     pub(crate) fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer) {
         if frame.destination_mac != self.link.own_mac {
-            return self.count_drop(DropReason::NotForUs);
+            return self.counters.count_drop(DropReason::NotForUs);
         }
-        if !self.is_our_vlan(frame.vlan) {
-            return self.count_drop(DropReason::WrongVlan);
+        if !self.link.is_our_vlan(frame.vlan) {
+            return self.counters.count_drop(DropReason::WrongVlan);
         }
         let good = match buffer.received_checksums().tcp {
             ChecksumStatus::Good => true,
@@ -165,7 +157,7 @@ impl<P: Port> Core<P> {
             }
         };
         if !good {
-            return self.count_drop(DropReason::L4Checksum);
+            return self.counters.count_drop(DropReason::L4Checksum);
         }
         let mut index = self.connections.find(&frame.flow);
         if index.is_none() {
@@ -177,7 +169,7 @@ impl<P: Port> Core<P> {
             }
             // Connections have one of our addresses; this flow has no connection.
             if !self.net.addresses.is_own(frame.flow.local) {
-                return self.count_drop(DropReason::WrongAddress);
+                return self.counters.count_drop(DropReason::WrongAddress);
             }
             self.needs_attention = true;
             index = self.on_stranger(frame);
@@ -237,11 +229,11 @@ impl<P: Port> Core<P> {
             // No more may be held: data behind a gap counts as lost, but its acknowledgment is processed.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
             (header, payload_len) = (&bare, 0);
-            self.count_drop(DropReason::OutOfOrderBudget);
+            self.counters.count_drop(DropReason::OutOfOrderBudget);
         }
         let received = connection.tcp.on_segment(self.now, header, payload_len, frame.ecn, token);
         if let Some(reason) = received.drop {
-            self.count_drop(drop_reason(reason));
+            self.counters.count_drop(drop_reason(reason));
         }
         if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
             self.on_rare(index, connection, received.events);
@@ -341,7 +333,7 @@ impl<P: Port> Core<P> {
                     if let Phase::Closing(closing) = phase {
                         closing.reader.missed();
                     }
-                    self.count_drop(DropReason::StreamEnded);
+                    self.counters.count_drop(DropReason::StreamEnded);
                     if connection.finished && connection.queue_pair.is_none() {
                         // Our side has finished and nobody reads: the peer must learn that its data are discarded.
                         connection.ends_by(DisconnectReason::Aborted);
@@ -368,6 +360,14 @@ impl<P: Port> Core<P> {
 }
 
 impl<P: Port> Link<P> {
+    /// Whether a frame with this tag belongs to the port's VLAN. A tag with number 0 carries a priority and no VLAN
+    /// (IEEE 802.1Q §9.6).
+    #[inline]
+    fn is_our_vlan(&self, tag: Option<VlanTag>) -> bool {
+        let number = |tag: Option<VlanTag>| tag.map_or(0, VlanTag::identifier);
+        (tag.is_none() && self.vlan.is_none()) || number(tag) == number(self.vlan)
+    }
+
     /// Answers a segment that belongs to no connection with a reset.
     #[cold]
     pub(crate) fn send_reset(&mut self, counters: &mut Counters, to_self: bool, frame: &TcpFrame, header: TcpHeader) {

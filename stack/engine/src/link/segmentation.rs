@@ -7,12 +7,14 @@
 //! joined. Retransmissions leave singly.
 
 use arrayvec::ArrayVec;
-use uwarp_tcp::{BufferToken, Slice, Transmit};
+use uwarp_tcp::{BufferToken, Instant, Slice, Transmit};
 use uwarp_wire::checksum::{combine, fold};
 use uwarp_wire::tcp::{self, TcpFlags};
 
-use crate::connection::Connection;
-use crate::core::Core;
+use crate::api::counters::Counters;
+use crate::connection::slab::BufferStore;
+use crate::connection::{Connection, Connections, Record};
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::link::transmit::{offloads, write_headers};
 
@@ -68,36 +70,40 @@ impl Run {
     }
 }
 
-impl<P: Port> Core<P> {
+impl<P: Port> Link<P> {
     /// Sends what TCP has to send, joined as far as the device can cut it. True: there is more to send.
-    pub(crate) fn transmit_joined(&mut self, connection: &mut Connection) -> bool {
-        let now = self.now;
-        let mut budget = self.link.transmit.frames_each;
+    pub(crate) fn transmit_joined(
+        &mut self,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+    ) -> bool {
+        let mut budget = self.transmit.frames_each;
         let mut run: Option<Run> = None;
         let more = loop {
             // A run takes one buffer for its headers and one for each segment.
             let parts = run.as_ref().map_or(0, |run| run.tokens.len() + 1);
-            if budget == 0 || !self.link.has_room() {
+            if budget == 0 || !self.has_room() {
                 break connection.tcp.wants_transmit(now);
             }
-            if !self.link.has_free(parts + 2) {
-                self.connections.starved = true;
+            if !self.has_free(parts + 2) {
+                connections.starved = true;
                 break connection.tcp.wants_transmit(now);
             }
             let Some(transmit) = connection.tcp.poll_transmit(now) else { break false };
             match plain(&transmit) {
                 Some(slice) => {
-                    let joined =
-                        run.as_mut().is_some_and(|run| run.join(&transmit, slice, self.link.segmentation_parts));
+                    let joined = run.as_mut().is_some_and(|run| run.join(&transmit, slice, self.segmentation_parts));
                     if !joined && let Some(full) = run.replace(Run::new(transmit, slice)) {
-                        self.emit_run(connection, full);
+                        self.emit_run(&mut connections.records, counters, connection, full);
                     }
                 }
                 None => {
                     if let Some(run) = run.take() {
-                        self.emit_run(connection, run);
+                        self.emit_run(&mut connections.records, counters, connection, run);
                     }
-                    self.emit(connection, &transmit);
+                    self.emit(&mut connections.records, counters, connection, &transmit);
                 }
             }
             if !connection.tcp.wants_transmit(now) {
@@ -106,19 +112,31 @@ impl<P: Port> Core<P> {
             budget -= 1;
         };
         if let Some(run) = run {
-            self.emit_run(connection, run);
+            self.emit_run(&mut connections.records, counters, connection, run);
         }
         more
     }
 
-    fn emit_run(&mut self, connection: &Connection, run: Run) {
-        if run.tokens.len() == 1 || !self.emit_frame(connection, &run) {
-            self.emit_singly(connection, &run);
+    fn emit_run(
+        &mut self,
+        records: &mut BufferStore<Record<P::Buffer>>,
+        counters: &mut Counters,
+        connection: &Connection,
+        run: Run,
+    ) {
+        if run.tokens.len() == 1 || !self.emit_frame(records, counters, connection, &run) {
+            self.emit_singly(records, counters, connection, &run);
         }
     }
 
     /// Sends the segments of a run singly, each from its own buffer.
-    fn emit_singly(&mut self, connection: &Connection, run: &Run) {
+    fn emit_singly(
+        &mut self,
+        records: &mut BufferStore<Record<P::Buffer>>,
+        counters: &mut Counters,
+        connection: &Connection,
+        run: &Run,
+    ) {
         let mut left = run.octets;
         for token in &run.tokens {
             let len = left.min(run.size);
@@ -129,21 +147,27 @@ impl<P: Port> Core<P> {
                 transmit.header.flags = transmit.header.flags.without(TcpFlags::PSH);
             }
             transmit.payload = Some(Slice { token: *token, offset: 0, len, whole_first_transmission: true });
-            self.emit(connection, &transmit);
+            self.emit(records, counters, connection, &transmit);
         }
     }
 
     /// Sends a run as one frame. False: buffers are short, and nothing was sent.
-    fn emit_frame(&mut self, connection: &Connection, run: &Run) -> bool {
-        let start = self.link.payload_start;
+    fn emit_frame(
+        &mut self,
+        records: &mut BufferStore<Record<P::Buffer>>,
+        counters: &mut Counters,
+        connection: &Connection,
+        run: &Run,
+    ) -> bool {
+        let start = self.payload_start;
         let mut tail: Option<P::Buffer> = None;
         // From the end, so each part is chained once.
         for token in run.tokens.iter().rev() {
-            let Some(record) = self.connections.records.get(*token) else { return false };
-            let Some(mut part) = self.link.port.view(&record.buffer, start, record.length as usize) else {
+            let Some(record) = records.get(*token) else { return false };
+            let Some(mut part) = self.port.view(&record.buffer, start, record.length as usize) else {
                 return false;
             };
-            self.link.transmit.free_known = self.link.transmit.free_known.saturating_sub(1);
+            self.transmit.free_known = self.transmit.free_known.saturating_sub(1);
             if let Some(tail) = tail.take()
                 && part.chain(tail).is_err()
             {
@@ -151,12 +175,12 @@ impl<P: Port> Core<P> {
             }
             tail = Some(part);
         }
-        let Some(mut head) = self.link.alloc() else { return false };
+        let Some(mut head) = self.alloc() else { return false };
         let Some(storage) = head.storage_mut() else { return false };
-        let station = (self.link.own_mac, self.link.vlan);
+        let station = (self.own_mac, self.vlan);
         let headers = write_headers(&mut storage[..start], connection, station, &run.first, run.octets as usize, None);
         let Some(headers) = headers else { return false };
-        let mut checksums = offloads(headers, self.link.vlan, connection.flow.local);
+        let mut checksums = offloads(headers, self.vlan, connection.flow.local);
         let ip_at = start - headers + usize::from(checksums.link_length);
         let tcp_at = ip_at + usize::from(checksums.ip_length);
         if let Some(field) = storage[tcp_at..].get_mut(tcp::CHECKSUM_OFFSET..tcp::CHECKSUM_OFFSET + 2) {
@@ -165,7 +189,7 @@ impl<P: Port> Core<P> {
             let sum = u32::from(u16::from_be_bytes([field[0], field[1]]));
             field.copy_from_slice(&fold(combine(sum, u32::from(!fold(length)))).to_be_bytes());
         }
-        if connection.flow.local.is_ipv4() && self.link.port.capabilities().transmit_ip_checksum {
+        if connection.flow.local.is_ipv4() && self.port.capabilities().transmit_ip_checksum {
             // So does the IP header's checksum.
             checksums.ip = true;
             storage[ip_at + 10..ip_at + 12].fill(0);
@@ -178,8 +202,8 @@ impl<P: Port> Core<P> {
         {
             return false;
         }
-        self.counters.frames_to_be_cut += 1;
-        self.link.enqueue(&mut self.counters, head, false);
+        counters.frames_to_be_cut += 1;
+        self.enqueue(counters, head, false);
         true
     }
 }

@@ -5,23 +5,22 @@
 //! into a fresh buffer then, as is a part of a record.
 
 use uwarp_memory::kernels::checksum_sum;
-use uwarp_tcp::{BufferToken, Transmit};
+use uwarp_tcp::{Slice, Transmit};
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::ethernet::{EthernetAddress, HEADER_LEN, VLAN_TAG_LEN, VlanTag};
 use uwarp_wire::frame::{Path, TcpChecksum, prepend_tcp};
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 use uwarp_wire::{ipv4, ipv6};
 
-use crate::api::command::{ConnectFailure, DisconnectReason};
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::Connection;
 use crate::connection::Record;
+use crate::connection::slab::BufferStore;
 use crate::core::Core;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port, TransmitChecksums};
 use crate::link::template::Template;
-use crate::net::neighbours::Resolution;
 
 impl<P: Port> Core<P> {
     /// Sends what TCP has to send. True: there is more.
@@ -31,7 +30,8 @@ impl<P: Port> Core<P> {
         if !connection.tcp.wants_transmit(now) {
             return false;
         }
-        if !self.resolve(index, connection) {
+        let (net, link, rdma, counters) = (&mut self.net, &mut self.link, &mut self.rdma, &mut self.counters);
+        if !net.resolve(link, rdma, counters, now, index, connection) {
             return false;
         }
         if connection.template.is_none() {
@@ -39,7 +39,7 @@ impl<P: Port> Core<P> {
             connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
         if self.link.segmentation_parts > 2 && !connection.to_self {
-            return self.transmit_joined(connection);
+            return self.link.transmit_joined(&mut self.connections, &mut self.counters, now, connection);
         }
         let mut budget = self.link.transmit.frames_each;
         loop {
@@ -73,142 +73,108 @@ impl<P: Port> Core<P> {
             }
             // Looked at where it was written: moved, it would be copied first.
             let Some(transmit) = &connection.tcp.poll_transmit(now) else { return false };
-            self.emit(connection, transmit);
+            self.link.emit(&mut self.connections.records, &mut self.counters, connection, transmit);
             budget -= 1;
         }
     }
+}
 
-    /// Makes sure that the next hop's hardware address is known. False: the connection has to wait for it.
-    #[inline]
-    fn resolve(&mut self, index: u32, connection: &mut Connection) -> bool {
-        if connection.epoch == self.net.neighbours.epoch() || connection.to_self {
-            return true;
-        }
-        self.resolve_anew(index, connection)
-    }
-
-    #[cold]
-    fn resolve_anew(&mut self, index: u32, connection: &mut Connection) -> bool {
-        self.counters.neighbour_lookups += 1;
-        if self.net.addresses.is_tentative(connection.flow.local) {
-            // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
-            self.net.wait_for_address(index, connection);
-            return false;
-        }
-        match self.net.neighbours.resolve(self.now, self.net.addresses.next_hop(connection.flow.remote)) {
-            Resolution::Known(mac) => {
-                if connection.mac != mac {
-                    connection.mac = mac;
-                    connection.template = None;
-                }
-                connection.epoch = self.net.neighbours.epoch();
-                true
-            }
-            // A passive connection has the address that its SYN came from.
-            Resolution::Pending | Resolution::Full if connection.epoch != 0 => {
-                self.net.flush_requests(&mut self.link, &mut self.counters);
-                true
-            }
-            Resolution::Pending => {
-                self.net.wait_for_address(index, connection);
-                self.net.flush_requests(&mut self.link, &mut self.counters);
-                false
-            }
-            Resolution::Full => {
-                connection.ends_by(DisconnectReason::TimedOut);
-                if connection.is_opening() {
-                    let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
-                    connection.fail_startup(link, rdma, counters, self.now, ConnectFailure::Limit);
-                }
-                false
-            }
-        }
-    }
-
+impl<P: Port> Link<P> {
     /// Makes a frame of one segment.
     #[inline]
-    pub(crate) fn emit(&mut self, connection: &Connection, transmit: &Transmit) {
-        let Some(slice) = transmit.payload else { return self.emit_bare(connection, transmit) };
+    pub(crate) fn emit(
+        &mut self,
+        records: &mut BufferStore<Record<P::Buffer>>,
+        counters: &mut Counters,
+        connection: &Connection,
+        transmit: &Transmit,
+    ) {
+        let Some(slice) = transmit.payload else { return self.emit_bare(counters, connection, transmit) };
         if transmit.retransmission {
-            self.counters.retransmissions += 1;
+            counters.retransmissions += 1;
         }
-        let start = self.link.payload_start;
-        let offload = self.link.offload_tcp && !connection.to_self;
-        let Some(record) = self.connections.records.get_mut(slice.token) else { return };
+        let start = self.payload_start;
+        let offload = self.offload_tcp && !connection.to_self;
+        let Some(record) = records.get_mut(slice.token) else {
+            return counters.cannot_be("TCP sends a record that is gone");
+        };
         let whole = slice.offset == 0 && slice.len == record.length;
         if !whole || record.buffer.is_shared() {
-            return self.emit_copy(connection, transmit, slice.token, slice.offset, slice.len);
+            return self.emit_copy(record, counters, connection, transmit, slice);
         }
         let sum = if offload {
             None
-        } else if self.link.offload_tcp {
+        } else if self.offload_tcp {
             Some(payload_sum(record, start))
         } else {
             Some(record.sum)
         };
         let length = slice.len as usize;
-        let Some(storage) = record.buffer.storage_mut() else { return };
-        let station = (self.link.own_mac, self.link.vlan);
-        let headers = write_headers(&mut storage[..start], connection, station, transmit, length, sum);
-        let Some(headers) = headers else { return };
+        let station = (self.own_mac, self.vlan);
+        let headers = (record.buffer.storage_mut())
+            .and_then(|storage| write_headers(&mut storage[..start], connection, station, transmit, length, sum));
+        let Some(headers) = headers else {
+            return counters.cannot_be("the headers of a segment do not fit in front of its record");
+        };
         record.buffer.set_range(start - headers, headers + length);
         if offload {
-            record.buffer.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
+            record.buffer.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
         }
         let frame = record.buffer.share();
-        self.link.enqueue(&mut self.counters, frame, connection.to_self);
+        self.enqueue(counters, frame, connection.to_self);
     }
 
     /// A segment without payload.
-    fn emit_bare(&mut self, connection: &Connection, transmit: &Transmit) {
+    fn emit_bare(&mut self, counters: &mut Counters, connection: &Connection, transmit: &Transmit) {
         let mut header = transmit.header;
         header.source_port = connection.flow.local_port;
         header.destination_port = connection.flow.remote_port;
         if !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) {
-            self.counters.pure_acknowledgments += 1;
+            counters.pure_acknowledgments += 1;
         }
         let mac = EthernetAddress(connection.mac);
-        self.link.send_bare(&mut self.counters, &connection.flow, mac, connection.to_self, header);
+        self.send_bare(counters, &connection.flow, mac, connection.to_self, header);
     }
 
     /// A segment that needs a buffer of its own.
     #[cold]
     fn emit_copy(
         &mut self,
+        record: &Record<P::Buffer>,
+        counters: &mut Counters,
         connection: &Connection,
         transmit: &Transmit,
-        token: BufferToken,
-        offset: u32,
-        length: u32,
+        slice: Slice,
     ) {
         if transmit.retransmission {
-            self.counters.retransmission_copies += 1;
+            counters.retransmission_copies += 1;
         }
-        let Some(mut copy) = self.link.alloc() else { return self.count_drop(DropReason::NoTransmitBuffer) };
-        let start = self.link.payload_start;
-        let offload_tcp = self.link.offload_tcp && !connection.to_self;
-        let Some(record) = self.connections.records.get_mut(token) else { return };
+        let Some(mut copy) = self.alloc() else { return counters.count_drop(DropReason::NoTransmitBuffer) };
+        let start = self.payload_start;
+        let offload_tcp = self.offload_tcp && !connection.to_self;
+        let length = slice.len as usize;
         // The frame of the record's buffer may begin with headers of an earlier transmission.
-        let from = start - record.buffer.start() + offset as usize;
-        let Some(source) = record.buffer.data().get(from..from + length as usize) else { return };
-        let Some(storage) = copy.storage_mut() else { return };
-        let end = start + source.len();
-        let Some(room) = storage.get_mut(start..end) else { return };
-        room.copy_from_slice(source);
-        let sum = (!offload_tcp).then(|| checksum_sum(room));
-        let length = length as usize;
-        let station = (self.link.own_mac, self.link.vlan);
-        let headers = write_headers(&mut storage[..start], connection, station, transmit, length, sum);
-        let Some(headers) = headers else { return };
+        let from = start - record.buffer.start() + slice.offset as usize;
+        let Some(source) = record.buffer.data().get(from..from + length) else {
+            return counters.cannot_be("TCP sends more than a record has");
+        };
+        let station = (self.own_mac, self.vlan);
+        let headers = copy.storage_mut().and_then(|storage| {
+            let room = storage.get_mut(start..start + length)?;
+            room.copy_from_slice(source);
+            let sum = (!offload_tcp).then(|| checksum_sum(room));
+            write_headers(&mut storage[..start], connection, station, transmit, length, sum)
+        });
+        let Some(headers) = headers else {
+            return counters.cannot_be("a segment does not fit into a fresh buffer");
+        };
         copy.set_range(start - headers, headers + length);
         if offload_tcp {
-            copy.set_transmit_checksums(offloads(headers, self.link.vlan, connection.flow.local));
+            copy.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
         }
-        self.link.enqueue(&mut self.counters, copy, connection.to_self);
+        self.enqueue(counters, copy, connection.to_self);
     }
-}
 
-impl<P: Port> Link<P> {
     /// What the headers of a frame of ours say.
     pub(crate) fn path(&self, mac: EthernetAddress, local: IpAddress, remote: IpAddress) -> Path {
         Path { vlan: self.vlan, ..Path::new(self.own_mac, mac, local, remote) }

@@ -121,7 +121,7 @@ impl<P: Port> Core<P> {
         match classify(octets, octets.len()) {
             Ok(Frame::Tcp(frame)) => self.receive_segment(turn, &frame, octets, verified),
             // Nested fragments are dropped.
-            Ok(Frame::Fragment(_)) => self.count_drop(DropReason::Fragment),
+            Ok(Frame::Fragment(_)) => self.counters.count_drop(DropReason::Fragment),
             other => self.receive_other(turn, other, octets),
         }
     }
@@ -129,7 +129,7 @@ impl<P: Port> Core<P> {
     /// Takes a segment from our own memory: cuts it into buffers, each with headers of its own.
     fn receive_segment(&mut self, turn: &Turn<'_>, frame: &TcpFrame, octets: &[u8], verified: bool) {
         if !verified && !frame.checksum_is_good(octets, checksum_sum) {
-            return self.count_drop(DropReason::L4Checksum);
+            return self.counters.count_drop(DropReason::L4Checksum);
         }
         let payload = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len).unwrap_or(&[]);
         let most = self.link.port.capabilities().data_room - self.link.payload_start;

@@ -3,12 +3,14 @@
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
-use crate::api::command::ConnectFailure;
+use crate::api::command::{ConnectFailure, DisconnectReason};
 use crate::api::counters::Counters;
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
+use crate::net::neighbours::Resolution;
+use crate::rdma::Rdma;
 
 impl Net {
     /// Repeats solicitations, gives up hosts that do not answer, and continues with connections whose next hop is known.
@@ -38,8 +40,70 @@ impl Net {
         }
     }
 
+    /// Makes sure that the next hop's hardware address is known. False: the connection has to wait for it.
+    #[inline]
+    pub(crate) fn resolve<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+    ) -> bool {
+        if connection.epoch == self.neighbours.epoch() || connection.to_self {
+            return true;
+        }
+        self.resolve_anew(link, rdma, counters, now, index, connection)
+    }
+
+    #[cold]
+    fn resolve_anew<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+        index: u32,
+        connection: &mut Connection,
+    ) -> bool {
+        counters.neighbour_lookups += 1;
+        if self.addresses.is_tentative(connection.flow.local) {
+            // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
+            self.wait_for_address(index, connection);
+            return false;
+        }
+        match self.neighbours.resolve(now, self.addresses.next_hop(connection.flow.remote)) {
+            Resolution::Known(mac) => {
+                if connection.mac != mac {
+                    connection.mac = mac;
+                    connection.template = None;
+                }
+                connection.epoch = self.neighbours.epoch();
+                true
+            }
+            // A passive connection has the address that its SYN came from.
+            Resolution::Pending | Resolution::Full if connection.epoch != 0 => {
+                self.flush_requests(link, counters);
+                true
+            }
+            Resolution::Pending => {
+                self.wait_for_address(index, connection);
+                self.flush_requests(link, counters);
+                false
+            }
+            Resolution::Full => {
+                connection.ends_by(DisconnectReason::TimedOut);
+                if connection.is_opening() {
+                    connection.fail_startup(link, rdma, counters, now, ConnectFailure::Limit);
+                }
+                false
+            }
+        }
+    }
+
     /// The connection is served again when an address has become known.
-    pub(crate) fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
+    fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
         if !connection.unresolved {
             connection.unresolved = true;
             self.unresolved.push(index);
