@@ -229,7 +229,8 @@ impl ProtectionDomain {
     }
 
     /// Registers memory whose commits go to a store of the application's own, in a thread of the region's; with
-    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it. The memory should hold what the store does.
+    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it. The memory should hold
+    /// what the store does.
     ///
     /// # Errors
     /// As [`register`](Self::register).
