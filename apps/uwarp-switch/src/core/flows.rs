@@ -35,8 +35,8 @@ pub(super) struct Severed<T> {
 /// A connection whose opener has not acknowledged the other end's SYN.
 #[derive(Clone, Copy, Debug)]
 struct HalfOpen {
-    /// The acknowledgment number that opens it. Nobody knows it who has not received the SYN: a flood in the name of others stays
-    /// half-open.
+    /// The acknowledgment number that opens it. Only who receives the SYN knows it, so connections that a flood opens from
+    /// forged addresses stay half-open.
     number: u32,
     /// Its place in [`Account::order`].
     place: u64,

@@ -1,4 +1,4 @@
-//! Ends of connections, which the program is told when it has read what succeeded before them.
+//! Ends of connections, which are reported when the program has read the completions that succeeded before them.
 //!
 //! Many programs destroy the queue pair as soon as they hear of the end, and whatever completion they have not read by then is
 //! gone. Over a network the end comes so long after the last acknowledgment that a program that polls has read them. Here both
@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a program may leave its completions unread before it is told all the same. It may read none before it hears of the end.
+/// How long an end is held back at most: some programs read no completion before the end is reported.
 const LIMIT: Duration = Duration::from_millis(50);
 /// How often the completion queues are looked at meanwhile.
 const INTERVAL: Duration = Duration::from_millis(1);
@@ -28,7 +28,7 @@ impl Endings {
         if self.held.is_empty() { Duration::MAX } else { INTERVAL }
     }
 
-    /// Takes out, in the order in which they came, those that the program is to be told of now.
+    /// Takes out, in the order in which they came, those that are to be reported now.
     pub(crate) fn ripe(&mut self, now: Instant, mut has_unread: impl FnMut(u64) -> bool) -> Vec<u64> {
         self.held.extract_if(.., |(key, until)| now >= *until || !has_unread(*key)).map(|(key, _)| key).collect()
     }
