@@ -43,5 +43,5 @@ pub use epoch::GracePeriod;
 pub use options::{ChangeError, RegionChange, RegisterError, TaggedBase, Unregistered};
 pub use registration::{RangeError, Registration};
 pub use table::RegionTable;
-pub use turn::{CommitTarget, EngineEpoch, KeptRange, PersistentRange, Turn};
+pub use turn::{CommitTarget, EngineEpoch, KeptRange, OpenRegion, PersistentRange, Turn};
 pub use window::{BindPiece, ForeignStag, Window};

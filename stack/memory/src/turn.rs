@@ -16,7 +16,7 @@ use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
 use crate::shared_bytes;
-use crate::slot::{Flags, Identity, Slot};
+use crate::slot::{Flags, Identity, Slot, SlotState};
 use crate::table::{Reached, RegionTable};
 use crate::window::{BindPiece, Run};
 
@@ -218,6 +218,16 @@ impl<'a> Turn<'a> {
         }
     }
 
+    /// The region of an STag that `association` has the rights `need` to, for several accesses. `None` if there is none, or if it is
+    /// a window.
+    #[inline]
+    pub fn open(&self, association: Association, stag: u32, need: Access) -> Option<OpenRegion<'_>> {
+        let (slot, state) = self.table.find(stag)?;
+        let may = slot.is_associated(state, association) && state.access().contains(need) && !state.has(Flags::WINDOW);
+        let (base, length, start) = (slot.base.load(Relaxed), slot.length.load(Relaxed), slot.start.load(Relaxed));
+        may.then_some(OpenRegion { slot, state, base, length, start })
+    }
+
     /// Whether a peer may carry out atomic operations on the word of eight octets at `offset`: the region has the right
     /// `REMOTE_ATOMIC`, and the word's address is a multiple of eight.
     ///
@@ -404,6 +414,56 @@ impl<'a> Turn<'a> {
         pieces: impl Iterator<Item = BindPiece>,
     ) -> Result<(), BindError> {
         self.table.bind(association, stag, base, access, pieces)
+    }
+}
+
+/// A region that is accessed several times in a turn, from [`Turn::open`]. Each access looks at its state anew, so revoking the STag
+/// stops a message midway here too.
+///
+/// An access that is not possible any more changes nothing; the function of [`Turn`] with the same name tells why.
+#[derive(Clone, Copy)]
+pub struct OpenRegion<'a> {
+    slot: &'a Slot,
+    /// When it was opened.
+    state: SlotState,
+    base: u64,
+    length: u64,
+    start: *mut u8,
+}
+
+impl OpenRegion<'_> {
+    #[inline(always)]
+    fn reach(&self, offset: u64, length: usize) -> Option<NonNull<u8>> {
+        let distance = offset.wrapping_sub(self.base);
+        let is_inside = distance < self.length && length as u64 <= self.length - distance;
+        if !is_inside || self.slot.state.load() != self.state {
+            return None;
+        }
+        NonNull::new(self.start.wrapping_add(distance as usize))
+    }
+
+    /// As [`Turn::place`]. False if it could not be done.
+    #[inline(always)]
+    #[must_use]
+    pub fn place(&self, offset: u64, payload: &[u8]) -> bool {
+        let Some(target) = self.reach(offset, payload.len()) else { return false };
+        // SAFETY: the slot is valid in the turn that the lifetime belongs to, and the octets are within its region.
+        unsafe { shared_bytes::store(target, payload) };
+        true
+    }
+
+    /// As [`Turn::gather_crc`]. `None` if it could not be done.
+    #[inline(always)]
+    pub fn gather_crc(&self, offset: u64, out: &mut [u8], register: u32) -> Option<u32> {
+        let source = self.reach(offset, out.len())?;
+        // SAFETY: as in `place`.
+        Some(unsafe { shared_bytes::load_crc32c(source, out, register) })
+    }
+}
+
+impl fmt::Debug for OpenRegion<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("OpenRegion").field("stag", &self.state.stag()).finish_non_exhaustive()
     }
 }
 

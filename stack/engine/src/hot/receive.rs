@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, fpdu_len};
-use uwarp_memory::{Access, Turn, kernels};
+use uwarp_memory::{Access, OpenRegion, Turn, kernels};
 use uwarp_tcp::{Events, Instant};
 use uwarp_wire::ddp::{TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::crc_from_octets;
@@ -74,7 +74,7 @@ impl<P: Port> Core<P> {
             connection.acknowledged(&mut self.connections.records);
         }
         let mut train = Train::new(turn, connection, &mut self.rdma, &mut self.counters);
-        let (mut taken, mut end) = (1, train.take(frame, predicted.payload.clone()));
+        let (mut taken, mut end) = (1, train.take::<false>(frame, predicted.payload.clone()));
         if let End::All = end {
             self.settle_hot(index);
             if frames.len() > 1 {
@@ -112,7 +112,7 @@ impl<P: Port> Core<P> {
             if !is_alike || !train.connection.tcp.on_alike_segment(self.now, &predicted.segment) {
                 break;
             }
-            end = train.take(frame, predicted.payload.clone());
+            end = train.take::<true>(frame, predicted.payload.clone());
             taken += 1;
         }
         if let End::All = end {
@@ -179,6 +179,37 @@ struct Train<'a> {
     queue_pair: Option<&'a mut QueuePair>,
     lanes: &'a mut Lanes,
     counters: &'a mut Counters,
+    /// The Write that the last FPDU was part of, if it goes on.
+    write: Option<LongWrite<'a>>,
+}
+
+/// A Write of several FPDUs, all of which but the last differ in their offset and payload alone.
+struct LongWrite<'a> {
+    /// An FPDU's octets before the tagged offset: its length, the control octets and the STag.
+    head: [u8; OFFSET_AT],
+    region: OpenRegion<'a>,
+    /// Octets of an FPDU up to its padding.
+    end: usize,
+    crc: bool,
+}
+
+/// Where the tagged offset is in an FPDU.
+const OFFSET_AT: usize = LENGTH_LEN + TAGGED_HEADER_LEN - size_of::<u64>();
+
+impl LongWrite<'_> {
+    /// Places the next FPDU at the head of `octets`; gives its length. `None`: it is not of this Write, its last one, or at fault, and
+    /// nothing was placed.
+    #[inline(always)]
+    fn take(&self, octets: &[u8]) -> Option<usize> {
+        let fpdu = octets.get(..fpdu_len(self.end - LENGTH_LEN))?;
+        let (head, rest) = fpdu.split_first_chunk()?;
+        if *head != self.head || self.crc && !is_intact(fpdu) {
+            return None;
+        }
+        let offset = u64::from_be_bytes(*rest.first_chunk()?);
+        let payload = fpdu.get(LENGTH_LEN + TAGGED_HEADER_LEN..self.end)?;
+        self.region.place(offset, payload).then_some(fpdu.len())
+    }
 }
 
 /// How far a segment was taken.
@@ -201,17 +232,27 @@ impl<'a> Train<'a> {
         let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
         let queue_pair = rdma.queue_pairs.get_mut(number).and_then(Option::as_deref_mut);
         let queue_pair = queue_pair.filter(|_| !turn.has_transparent());
-        Train { turn, connection, queue_pair, lanes: &mut rdma.lanes, counters }
+        Train { turn, connection, queue_pair, lanes: &mut rdma.lanes, counters, write: None }
     }
 
-    /// Takes the usual FPDUs at the head of a segment's payload.
+    /// Takes the usual FPDUs at the head of a segment's payload. `LONG`: prepares for more FPDUs of the same Write.
     #[inline(always)]
-    fn take<'f>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
+    fn take<'f, const LONG: bool>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
         self.counters.octets_received += frame.len() as u64;
         let mut octets = frame.get(payload).unwrap_or(&[]);
         if let Some(queue_pair) = self.queue_pair.as_deref_mut() {
-            while let Some((fpdu, ulpdu)) = first_fpdu(octets) {
+            loop {
+                if LONG && let Some(length) = self.write.as_ref().and_then(|write| write.take(octets)) {
+                    self.counters.fpdus_received += 1;
+                    octets = &octets[length..];
+                    continue;
+                }
+                let Some((fpdu, ulpdu)) = first_fpdu(octets) else { break };
                 let is_write = place_write(self.turn, self.connection, queue_pair, fpdu, ulpdu).is_some();
+                if LONG {
+                    self.write =
+                        if is_write { open_write(self.turn, self.connection, queue_pair, ulpdu) } else { None };
+                }
                 if !is_write && take_other(self.turn, self.connection, queue_pair, self.lanes, fpdu, ulpdu).is_none() {
                     break;
                 }
@@ -254,6 +295,24 @@ fn place_write(
     }
     running.stream.write_received(&header);
     Some(())
+}
+
+/// The Write that a placed FPDU is part of, if it goes on.
+#[inline(never)]
+fn open_write<'a>(
+    turn: &'a Turn<'_>,
+    connection: &Connection,
+    queue_pair: &QueuePair,
+    ulpdu: &[u8],
+) -> Option<LongWrite<'a>> {
+    let Phase::Running(running) = &connection.phase else { return None };
+    let header = running.stream.usual_write(ulpdu).filter(|header| !header.last)?;
+    let region = turn.open(queue_pair.association, header.stag.0, Access::REMOTE_WRITE)?;
+    let mut head = [0; OFFSET_AT];
+    let (length, rest) = head.split_at_mut(LENGTH_LEN);
+    length.copy_from_slice(&(ulpdu.len() as u16).to_be_bytes());
+    rest.copy_from_slice(ulpdu.get(..OFFSET_AT - LENGTH_LEN)?);
+    Some(LongWrite { head, region, end: LENGTH_LEN + ulpdu.len(), crc: running.crc })
 }
 
 /// Whether the CRC of an FPDU is right.

@@ -1,7 +1,6 @@
 //! Buffers on the heap, for ports without a device.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use crossbeam::queue::ArrayQueue;
@@ -11,7 +10,6 @@ use crate::link::port::{Buffer, Capabilities, ReceivedChecksums, TransmitChecksu
 #[derive(Debug)]
 struct Storage {
     octets: Box<[u8]>,
-    references: AtomicU32,
     /// Where a fresh frame starts.
     headroom: u32,
     /// Where it goes when it is free, unless its pool is gone.
@@ -48,7 +46,6 @@ impl HeapPool {
         let freed = Arc::new(ArrayQueue::new(count));
         let storage = || Storage {
             octets: vec![0; data_room].into(),
-            references: AtomicU32::new(0),
             headroom: headroom.min(data_room) as u32,
             home: Arc::downgrade(&freed),
         };
@@ -63,11 +60,6 @@ impl HeapPool {
             Some(storage) => storage,
             None => self.fresh.borrow_mut().pop()?,
         };
-        // Another thread may still be dropping its reference.
-        while Arc::strong_count(&storage) > 1 {
-            std::hint::spin_loop();
-        }
-        storage.references.store(1, Ordering::Relaxed);
         let start = storage.headroom;
         Some(HeapBuffer {
             storage: Some(storage),
@@ -151,14 +143,23 @@ impl HeapBuffer {
     }
 }
 
+/// Returns storage without further references to its pool, if that still exists.
+#[inline]
+fn go_home(storage: Arc<Storage>) {
+    if let Some(home) = storage.home.upgrade() {
+        let _ = home.push(storage);
+    }
+}
+
 impl Drop for HeapBuffer {
     #[inline]
     fn drop(&mut self) {
-        if let Some(storage) = self.storage.take()
-            && storage.references.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(home) = storage.home.upgrade()
-        {
-            let _ = home.push(storage);
+        let Some(storage) = self.storage.take() else { return };
+        if Arc::strong_count(&storage) == 1 {
+            go_home(storage);
+        } else if let Some(storage) = Arc::into_inner(storage) {
+            // Another thread dropped the other reference at the same time.
+            go_home(Arc::new(storage));
         }
     }
 }
@@ -204,16 +205,13 @@ impl Buffer for HeapBuffer {
 
     #[inline]
     fn share(&self) -> HeapBuffer {
-        if let Some(storage) = &self.storage {
-            storage.references.fetch_add(1, Ordering::Relaxed);
-        }
         let tail = self.tail.as_ref().map(|tail| Box::new(Tail(tail.0.iter().map(Buffer::share).collect())));
         HeapBuffer { storage: self.storage.clone(), tail, ..*self }
     }
 
     #[inline]
     fn is_shared(&self) -> bool {
-        self.storage.as_ref().is_some_and(|storage| storage.references.load(Ordering::Acquire) > 1)
+        self.storage.as_ref().is_some_and(|storage| Arc::strong_count(storage) > 1)
     }
 
     fn chain(&mut self, mut tail: HeapBuffer) -> Result<(), HeapBuffer> {

@@ -2,14 +2,14 @@
 
 use uwarp_iwarp::Cut;
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
-use uwarp_memory::{Access, AccessError, Turn, kernels};
+use uwarp_memory::{Access, AccessError, OpenRegion, Turn, kernels};
 
 use crate::api::work::Sge;
 use crate::connection::phase::Phase;
 use crate::connection::{Connection, Record};
 use crate::core::Core;
 use crate::link::port::{Buffer, Port};
-use crate::rdma::fpdu::Fpdu;
+use crate::rdma::fpdu::{Fpdu, SHORT};
 use crate::rdma::packing::Open;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Outgoing, Source};
@@ -40,6 +40,8 @@ impl<P: Port> Core<P> {
         self.push_open(connection, open.take());
         let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
         let crc = running.crc;
+        let opens = crc && length > 2 * SHORT;
+        let mut source = None;
         while *space > 0
             && *budget > 0
             && let Some(outgoing) = &mut running.outgoing
@@ -50,7 +52,10 @@ impl<P: Port> Core<P> {
         {
             let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
             let room = record.buffer.storage_mut().and_then(|storage| storage.get_mut(start..)).unwrap_or_default();
-            let length = match build_segment(turn, outgoing, queue_pair, room, limit, crc) {
+            if opens && source.is_none() {
+                source = OpenSource::of(turn, outgoing, queue_pair);
+            }
+            let length = match build_from(turn, outgoing, queue_pair, room, limit, crc, &mut source) {
                 Ok(length) if length > 0 => length,
                 other => {
                     self.connections.records.remove(token);
@@ -67,6 +72,60 @@ impl<P: Port> Core<P> {
         }
         Ok(())
     }
+}
+
+/// Registered memory that the next FPDUs of a message take their payload from.
+struct OpenSource<'a> {
+    region: OpenRegion<'a>,
+    /// Where the next octet is.
+    offset: u64,
+    /// Octets from there on.
+    left: u32,
+}
+
+impl<'a> OpenSource<'a> {
+    /// That of a message's next octet; `None` if it is not in a single region.
+    #[inline(never)]
+    fn of(turn: &'a Turn<'_>, outgoing: &Outgoing, queue_pair: &QueuePair) -> Option<OpenSource<'a>> {
+        let cut = outgoing.message.octets_cut();
+        let (piece, need) = match outgoing.source {
+            Source::Entries => (queue_pair.send.rest_of_entry(cut)?, Access::LOCAL_READ),
+            Source::Response { stag, offset } => {
+                let offset = offset.0.wrapping_add(u64::from(cut));
+                (Sge { stag: stag.0, length: outgoing.message.length() - cut, offset }, Access::REMOTE_READ)
+            }
+            _ => return None,
+        };
+        let region = turn.open(queue_pair.association, piece.stag, need)?;
+        Some(OpenSource { region, offset: piece.offset, left: piece.length })
+    }
+}
+
+/// As [`build_segment`], with payload from `source` as far as that has it.
+#[inline(always)]
+fn build_from(
+    turn: &Turn<'_>,
+    outgoing: &mut Outgoing,
+    queue_pair: &mut QueuePair,
+    room: &mut [u8],
+    limit: u16,
+    crc: bool,
+    source: &mut Option<OpenSource<'_>>,
+) -> Result<usize, AccessError> {
+    let place = room.get_mut(LENGTH_LEN..);
+    let Some(cut) = place.and_then(|place| outgoing.message.cut_into(limit, place)) else { return Ok(0) };
+    let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, crc);
+    if let Some(open) = source
+        && cut.payload_len <= open.left
+        && fpdu.gather_all(&open.region, open.offset)
+    {
+        open.offset = open.offset.wrapping_add(u64::from(cut.payload_len));
+        open.left -= cut.payload_len;
+        return Ok(fpdu.end());
+    }
+    *source = None;
+    copy_payload(turn, queue_pair, outgoing.source, &cut, &mut fpdu)?;
+    Ok(fpdu.end())
 }
 
 /// Builds the next FPDU of a message, which continues behind it. Gives its octets; none if there is no room.

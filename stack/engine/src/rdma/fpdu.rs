@@ -1,7 +1,7 @@
 //! An FPDU that is being built in the buffer that it leaves from (RFC 5044 §4).
 
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, padding_len};
-use uwarp_memory::{Access, AccessError, Association, Turn, kernels};
+use uwarp_memory::{Access, AccessError, Association, OpenRegion, Turn, kernels};
 use uwarp_wire::mpa::crc_to_octets;
 
 use crate::api::work::Sge;
@@ -104,6 +104,16 @@ impl<'a> Fpdu<'a> {
             }
             None => turn.gather(association, piece.stag, piece.offset, out, need),
         }
+    }
+
+    /// Copies the whole payload from `offset` on of a region. False: nothing was done.
+    #[inline(always)]
+    pub(crate) fn gather_all(&mut self, region: &OpenRegion<'_>, offset: u64) -> bool {
+        let Some(register) = self.register else { return false };
+        let out = &mut self.room[self.payload_at..self.payload_at + self.payload_len];
+        let gathered = region.gather_crc(offset, out, register);
+        self.register = gathered.or(self.register);
+        gathered.is_some()
     }
 
     /// Writes padding and CRC; gives the length of the FPDU.

@@ -205,6 +205,16 @@ impl SendQueue {
         is_inside.then_some(Sge { stag: entry.stag, length, offset: entry.offset.wrapping_add(u64::from(skip)) })
     }
 
+    /// The registered memory from octet `offset` of the current element's message on, up to the end of an entry: the one that the last
+    /// [`SendQueue::gather`] has come to. `None` if the octet is not in that one.
+    pub(crate) fn rest_of_entry(&self, offset: u32) -> Option<Sge> {
+        let current = self.current.as_ref()?;
+        let entry = entry_of(&self.ring, self.begun, &current.element, current.entry)?;
+        let skip = offset.checked_sub(current.before).filter(|skip| *skip < entry.length)?;
+        let offset = entry.offset.wrapping_add(u64::from(skip));
+        Some(Sge { stag: entry.stag, length: entry.length - skip, offset })
+    }
+
     /// Calls `take` with the pieces of registered memory that hold octets `offset .. offset + length` of the current
     /// element's message, in order. Pieces are asked for with rising offsets.
     #[inline]

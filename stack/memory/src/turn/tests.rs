@@ -99,6 +99,58 @@ fn invalidated_stag_stops_a_message_in_its_middle() {
     assert_eq!((octets.as_slice()[31], octets.as_slice()[32]), (1, 0));
 }
 
+#[test]
+fn an_open_region_takes_and_refuses_what_the_turn_does() {
+    let (table, region) = region(64, Access::ALL);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let (stag, base) = (region.stag(), region.base_offset());
+    let open = turn.open(WHO, stag, WRITE).expect("everything is allowed");
+    let mut random = fastrand::Rng::with_seed(3);
+    for _ in 0..10_000 {
+        let offset = match random.u8(..8) {
+            0 => random.u64(..),
+            1 => u64::MAX - random.u64(..70),
+            _ => base.wrapping_add(random.u64(..90)).wrapping_sub(10),
+        };
+        let payload: Vec<u8> = random_octets(random.usize(1..70), offset).iter().map(|octet| octet | 1).collect();
+        let allowed = turn.place(WHO, stag, offset, &payload, WRITE).is_ok();
+        assert_eq!(open.place(offset, &payload), allowed, "{} octets at {offset}", payload.len());
+        let mut out = vec![0; payload.len()];
+        let register = open.gather_crc(offset, &mut out, 7);
+        assert_eq!(register, allowed.then(|| kernels::crc32c_update(7, &payload)));
+        assert_eq!(out == payload, allowed);
+    }
+}
+
+#[test]
+fn an_open_region_stops_a_message_in_its_middle_once_its_stag_is_invalidated() {
+    let (table, region) = region(64, Access::ALL);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let (stag, base) = (region.stag(), region.base_offset());
+    let open = turn.open(WHO, stag, WRITE).expect("everything is allowed");
+    assert!(open.place(base, &[1; 32]));
+    turn.invalidate(WHO, stag, false).unwrap();
+    assert!(!open.place(base + 32, &[1; 32]));
+    assert_eq!(open.gather_crc(base, &mut [0; 8], 0), None);
+    drop(turn);
+    let octets = region.deregister();
+    assert_eq!((octets.as_slice()[31], octets.as_slice()[32]), (1, 0));
+}
+
+#[test]
+fn only_an_associated_region_with_the_right_is_opened() {
+    let (table, region) = region(64, Access::LOCAL_WRITE);
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let stranger = Association { domain: DomainId(2), stream: StreamId(1) };
+    assert!(turn.open(WHO, region.stag(), Access::LOCAL_WRITE).is_some());
+    assert!(turn.open(WHO, region.stag(), WRITE).is_none());
+    assert!(turn.open(WHO, region.stag() ^ 1, Access::LOCAL_WRITE).is_none());
+    assert!(turn.open(stranger, region.stag(), Access::LOCAL_WRITE).is_none());
+}
+
 /// Who polls the last octet sees all of the message, at every length and wherever it ends in its word.
 #[test]
 fn last_octet_comes_last() {

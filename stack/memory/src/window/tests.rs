@@ -62,6 +62,7 @@ fn a_window_reaches_its_pieces_and_nothing_else() {
         assert_eq!(turn.check(US, stag, offset, length, WRITE), Err(error));
     }
     assert_eq!(turn.check(OTHER, stag, 1000, 1, WRITE), Err(AccessError::NotAssociated));
+    assert!(turn.open(US, stag, WRITE).is_none(), "its octets lie in several places");
     assert_eq!(turn.check(US, stag, 1000, 1, Access::LOCAL_WRITE), Err(AccessError::Rights));
     turn.place(US, stag, 1008, &[200; 10], WRITE).unwrap();
     drop(turn);
