@@ -26,18 +26,16 @@ use crate::rdma::running::{Ending, Limit};
 pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 impl<B: Buffer> Connections<B> {
-    /// Puts a connection back that was taken out for a while, with its timer. True: it is over, and the end of the step ends
-    /// it, see [`Connections::ending`].
+    /// Puts a connection back that was taken out for a while, with its timer. If it is over, the end of the step ends it, see
+    /// [`Connections::ending`].
     #[inline]
-    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) -> bool {
-        let ends = connection.gone || connection.has_told_all() || connection.time_wait_left().is_some();
-        if ends {
-            self.ending.push((index, None));
+    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) {
+        if connection.gone || connection.has_told_all() || connection.time_wait_left().is_some() {
+            self.end(index);
         } else if let Some(deadline) = connection.next_deadline() {
             self.wheel.arm(index, deadline);
         }
         self.table.put(index, connection);
-        ends
     }
 
     /// A connection that was reset ends at the end of the step.

@@ -7,8 +7,10 @@ use uwarp_wire::address::IpAddress;
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::READ_REQUEST_LEN;
 
+use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
+use crate::connection::slab::BufferStore;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Record};
 use crate::core::Core;
@@ -412,27 +414,30 @@ impl<P: Port> Core<P> {
         }
         true
     }
+}
 
+impl<P: Port> Link<P> {
     /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before, if this one
     /// may differ from it in sequence number, length and flags
     /// alone; it becomes those of this segment if more follow (`goes_on`).
     #[inline]
     pub(crate) fn emit_fresh(
         &mut self,
+        records: &mut BufferStore<Record<P::Buffer>>,
+        counters: &mut Counters,
         connection: &Connection,
-        segment: &UsualSegment,
-        slice: Slice,
+        (segment, slice): (&UsualSegment, Slice),
         pattern: &mut Option<Pattern>,
         goes_on: bool,
     ) {
-        let start = self.link.payload_start;
-        if let Some(record) = self.connections.records.get_mut(slice.token)
+        let start = self.payload_start;
+        if let Some(record) = records.get_mut(slice.token)
             && let Some(template) = connection.template.as_ref().filter(|_| !connection.to_self)
             && slice.len == record.length
             && !record.buffer.is_shared()
             && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))
         {
-            let offload = self.link.offload_tcp;
+            let offload = self.offload_tcp;
             let sum = (!offload).then_some(record.sum);
             let headers = match pattern.as_ref().and_then(|pattern| pattern.repeat(headroom, segment, sum)) {
                 Some(headers) => headers,
@@ -446,14 +451,13 @@ impl<P: Port> Core<P> {
             };
             record.buffer.set_range(start - headers, headers + slice.len as usize);
             if offload {
-                let checksums = offloads(headers, self.link.vlan, connection.flow.local);
+                let checksums = offloads(headers, self.vlan, connection.flow.local);
                 record.buffer.set_transmit_checksums(checksums);
             }
             let frame = record.buffer.share();
-            self.counters.hot_sent += 1;
-            return self.link.enqueue(&mut self.counters, frame, false);
+            counters.hot_sent += 1;
+            return self.enqueue(counters, frame, false);
         }
-        let (records, counters) = (&mut self.connections.records, &mut self.counters);
-        self.link.emit(records, counters, connection, &Transmit::fresh(segment, slice));
+        self.emit(records, counters, connection, &Transmit::fresh(segment, slice));
     }
 }

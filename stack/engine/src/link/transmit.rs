@@ -5,7 +5,7 @@
 //! into a fresh buffer then, as is a part of a record.
 
 use uwarp_memory::kernels::checksum_sum;
-use uwarp_tcp::{Slice, Transmit};
+use uwarp_tcp::{Instant, Slice, Transmit};
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::ethernet::{EthernetAddress, HEADER_LEN, VLAN_TAG_LEN, VlanTag};
 use uwarp_wire::frame::{Path, TcpChecksum, prepend_tcp};
@@ -14,52 +14,48 @@ use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::Connection;
-use crate::connection::Record;
 use crate::connection::slab::BufferStore;
-use crate::core::Core;
+use crate::connection::{Connection, Connections, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port, TransmitChecksums};
 use crate::link::template::Template;
 
-impl<P: Port> Core<P> {
-    /// Sends what TCP has to send. True: there is more.
+impl<P: Port> Link<P> {
+    /// Sends what TCP has to send to a next hop that is known. `hot`: new data may take the short way. True: there is more.
     #[inline]
-    pub(crate) fn transmit(&mut self, index: u32, connection: &mut Connection) -> bool {
-        let now = self.now;
-        if !connection.tcp.wants_transmit(now) {
-            return false;
-        }
-        let (net, link, rdma, counters) = (&mut self.net, &mut self.link, &mut self.rdma, &mut self.counters);
-        if !net.resolve(link, rdma, counters, now, index, connection) {
-            return false;
-        }
+    pub(crate) fn transmit(
+        &mut self,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        hot: bool,
+        now: Instant,
+        connection: &mut Connection,
+    ) -> bool {
         if connection.template.is_none() {
-            let path = self.link.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
+            let path = self.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
             connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
-        if self.link.segmentation_parts > 2 && !connection.to_self {
-            return self.link.transmit_joined(&mut self.connections, &mut self.counters, now, connection);
+        if self.segmentation_parts > 2 && !connection.to_self {
+            return self.transmit_joined(connections, counters, now, connection);
         }
-        let mut budget = self.link.transmit.frames_each;
+        let records = &mut connections.records;
+        let mut budget = self.transmit.frames_each;
         loop {
-            if budget == 0 || !self.link.has_room() {
+            if budget == 0 || !self.has_room() {
                 return connection.tcp.wants_transmit(now);
             }
-            if !self.link.has_free(1) {
+            if !self.has_free(1) {
                 let more = connection.tcp.wants_transmit(now);
-                self.connections.starved |= more;
+                connections.starved |= more;
                 return more;
             }
-            if self.config.hot
-                && let Some((mut segment, mut slice)) = connection.tcp.next_fresh(now)
-            {
+            if hot && let Some((mut segment, mut slice)) = connection.tcp.next_fresh(now) {
                 let mut room = connection.tcp.room_for_alike(&segment);
                 let mut pattern = None;
                 loop {
-                    self.emit_fresh(connection, &segment, slice, &mut pattern, room > 0);
+                    self.emit_fresh(records, counters, connection, (&segment, slice), &mut pattern, room > 0);
                     budget -= 1;
-                    if room == 0 || budget == 0 || !self.link.has_room() || !self.link.has_free(1) {
+                    if room == 0 || budget == 0 || !self.has_room() || !self.has_free(1) {
                         break;
                     }
                     let Some(next) = connection.tcp.next_alike(now, &mut segment, &mut room) else { break };
@@ -73,13 +69,11 @@ impl<P: Port> Core<P> {
             }
             // Looked at where it was written: moved, it would be copied first.
             let Some(transmit) = &connection.tcp.poll_transmit(now) else { return false };
-            self.link.emit(&mut self.connections.records, &mut self.counters, connection, transmit);
+            self.emit(records, counters, connection, transmit);
             budget -= 1;
         }
     }
-}
 
-impl<P: Port> Link<P> {
     /// Makes a frame of one segment.
     #[inline]
     pub(crate) fn emit(

@@ -10,7 +10,6 @@ use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
 use crate::net::neighbours::Resolution;
-use crate::rdma::Rdma;
 
 impl Net {
     /// Repeats solicitations, gives up hosts that do not answer, and continues with connections whose next hop is known.
@@ -45,7 +44,7 @@ impl Net {
     pub(crate) fn resolve<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        rdma: &mut Rdma,
+        connections: &mut Connections<P::Buffer>,
         counters: &mut Counters,
         now: Instant,
         index: u32,
@@ -54,14 +53,14 @@ impl Net {
         if connection.epoch == self.neighbours.epoch() || connection.to_self {
             return true;
         }
-        self.resolve_anew(link, rdma, counters, now, index, connection)
+        self.resolve_anew(link, connections, counters, now, index, connection)
     }
 
     #[cold]
     fn resolve_anew<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        rdma: &mut Rdma,
+        connections: &mut Connections<P::Buffer>,
         counters: &mut Counters,
         now: Instant,
         index: u32,
@@ -95,7 +94,7 @@ impl Net {
             Resolution::Full => {
                 connection.ends_by(DisconnectReason::TimedOut);
                 if connection.is_opening() {
-                    connection.fail_startup(link, rdma, counters, now, ConnectFailure::Limit);
+                    connections.fail(index, ConnectFailure::Limit);
                 }
                 false
             }
