@@ -5,6 +5,7 @@ use uwarp_tcp::Instant;
 
 use crate::api::channels::{EngineChannels, EngineError};
 use crate::api::config::EngineConfig;
+use crate::api::snapshot::work_done;
 use crate::api::stats::{EngineStats, Work};
 use crate::core::Core;
 use crate::link::port::{Batch, Descriptors, Port};
@@ -133,7 +134,7 @@ impl<P: Port> Engine<P> {
 
     /// The work that peers have caused so far: a cheap part of [`Engine::stats`].
     pub fn work(&self) -> Work {
-        self.core.work_done()
+        work_done(&self.core.counters, &self.core.connections)
     }
 
     /// Number of connections, including those in TIME-WAIT.
@@ -144,5 +145,19 @@ impl<P: Port> Engine<P> {
     /// Buffers that connections hold: received out of order, or sent and not acknowledged.
     pub fn buffers_held(&self) -> usize {
         self.core.connections.held.len() + self.core.connections.records.len()
+    }
+}
+
+impl<P: Port> Core<P> {
+    /// What every room has to say of itself.
+    pub(crate) fn snapshot(&self) -> EngineStats {
+        let mut stats = self.counters.stats();
+        stats.index = self.config.index;
+        stats.work = work_done(&self.counters, &self.connections);
+        self.link.describe(&mut stats);
+        self.net.describe(&mut stats);
+        self.connections.describe(&mut stats);
+        self.rdma.describe(&self.connections, &mut stats);
+        stats
     }
 }

@@ -1,16 +1,17 @@
 //! Snapshots of an engine's state.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::api::counters::Counters;
 use crate::api::stats::{ConnectionStats, DropReason, EngineStats, QueuePairStats, TcpInfo, Work};
 use crate::connection::phase::Phase;
 use crate::connection::startup::endpoints;
 use crate::connection::{Connection, Connections};
-use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::net::Net;
 use crate::rdma::Rdma;
-use crate::rdma::queue_pair::Stage;
+use crate::rdma::queue_pair::{QueuePair, Stage};
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -59,129 +60,154 @@ pub(crate) fn queue_pair_tcp_info<B: Buffer>(
     connections.table.get(index).map(tcp_info)
 }
 
-impl<P: Port> Core<P> {
-    /// Collects the counters of work.
-    pub(crate) fn work_done(&self) -> Work {
-        let counters = &self.counters;
-        Work {
-            frames_received: counters.frames_received,
-            octets_received: counters.octets_received,
-            frames_sent: counters.frames_sent,
-            octets_sent: counters.octets_sent,
-            connections_scanned: counters.connections_scanned,
-            visits_without_room: counters.visits_without_room,
-            neighbour_lookups: counters.neighbour_lookups,
-            octets_gathered: counters.octets_gathered,
-            flow_probes: self.connections.flows.probes() + self.connections.time_wait.probes(),
-            sack_segments_walked: counters.sack_segments_walked
-                + self.connections.table.iter().map(|(_, one)| one.tcp.sack_segments_walked()).sum::<u64>(),
-        }
+/// The work that peers have caused so far.
+pub(crate) fn work_done<B: Buffer>(counters: &Counters, connections: &Connections<B>) -> Work {
+    Work {
+        frames_received: counters.frames_received,
+        octets_received: counters.octets_received,
+        frames_sent: counters.frames_sent,
+        octets_sent: counters.octets_sent,
+        connections_scanned: counters.connections_scanned,
+        visits_without_room: counters.visits_without_room,
+        neighbour_lookups: counters.neighbour_lookups,
+        octets_gathered: counters.octets_gathered,
+        flow_probes: connections.flows.probes() + connections.time_wait.probes(),
+        sack_segments_walked: counters.sack_segments_walked
+            + connections.table.iter().map(|(_, one)| one.tcp.sack_segments_walked()).sum::<u64>(),
     }
+}
 
-    pub(crate) fn snapshot(&self) -> EngineStats {
-        let counters = &self.counters;
-        let work = self.work_done();
-        let drops: BTreeMap<String, u64> = DropReason::ALL
+impl Counters {
+    /// Statistics with the counters; the rooms add theirs.
+    pub(crate) fn stats(&self) -> EngineStats {
+        let drops = DropReason::ALL
             .iter()
-            .map(|reason| (reason.name().to_owned(), counters.drops[*reason as usize]))
+            .map(|reason| (reason.name().to_owned(), self.drops[*reason as usize]))
             .filter(|(_, count)| *count > 0)
             .collect();
-        let connections = self.connections.table.iter().map(|(_, connection)| {
-            let (local, remote) = endpoints(&connection.flow);
-            ConnectionStats {
-                local,
-                remote,
-                queue_pair: connection.queue_pair,
-                phase: connection.phase.name().to_owned(),
-                transmit_buffers: connection.tcp.records() as u64,
-                gather_octets: connection.gather.capacity() as u64,
-                awaits_receive: connection.awaits_receive(),
-                tcp: tcp_info(connection),
-            }
-        });
-        let queue_pairs = self.rdma.queue_pairs.iter().flatten().map(|queue_pair| {
-            let connection = queue_pair.connection.and_then(|index| self.connections.table.get(index));
-            let stream = match connection.map(|connection| &connection.phase) {
-                Some(Phase::Running(running)) => Some(&running.stream),
-                _ => None,
-            };
-            let state = match (stream, queue_pair.stage) {
-                (_, Stage::Error) => "error",
-                (Some(_), _) => "rts",
-                (None, Stage::Connected) => "connecting",
-                (None, Stage::Idle) => "idle",
-            };
-            QueuePairStats {
-                number: queue_pair.number,
-                state: state.to_owned(),
-                sends_completed: queue_pair.send.completed,
-                receives_completed: queue_pair.receive.completed,
-                reads_outstanding: stream.map_or(0, |stream| stream.reads_outstanding() as u32),
-                reads_inbound: stream.map_or(0, |stream| stream.inbound_reads() as u32),
-            }
-        });
         EngineStats {
-            index: self.config.index,
-            hot_received: counters.hot_received,
-            hot_sent: counters.hot_sent,
-            turns: counters.turns,
-            busy_turns: counters.busy_turns,
-            wakeups: counters.wakeups,
-            link_up: self.link.is_up,
-            frames_received: counters.frames_received,
-            octets_received: counters.octets_received,
-            frames_sent: counters.frames_sent,
-            octets_sent: counters.octets_sent,
-            fpdus_received: counters.fpdus_received,
-            fpdus_gathered: counters.fpdus_gathered,
-            // Counted anew, independently of the count for the budget.
-            gather_octets: self.connections.table.iter().map(|(_, one)| one.gather.capacity() as u64).sum(),
-            fpdus_sent: counters.fpdus_sent,
-            receive_waits: counters.receive_waits,
-            receive_waits_expired: counters.receive_waits_expired,
-            crc_errors: counters.crc_errors,
-            retransmissions: counters.retransmissions,
-            retransmission_copies: counters.retransmission_copies,
-            timeouts: counters.timeouts,
-            pure_acknowledgments: counters.pure_acknowledgments,
-            frames_to_be_cut: counters.frames_to_be_cut,
-            cookies_sent: counters.cookies_sent,
-            cookies_accepted: counters.cookies_accepted,
-            cookies_wrong: counters.cookies_wrong,
-            cookies_not_compared: counters.cookies_not_compared,
-            time_wait: self.connections.time_wait.len() as u64,
-            time_wait_cut_short: self.connections.time_wait.cut_short,
-            resets_sent: counters.resets_sent,
-            icmp_errors_sent: counters.icmp_errors_sent,
-            icmp_errors_suppressed: counters.icmp_errors_suppressed,
-            handed_off: counters.handed_off,
-            taken_over: counters.taken_over,
-            path_mtu_changes: counters.path_mtu_changes,
-            path_mtu_doubts: counters.path_mtu_doubts,
-            path_mtus: self.net.paths.iter().map(|(address, mtu)| (address.to_string(), mtu)).collect(),
-            reassembled: counters.reassembled,
-            fragment_octets: self.net.reassembly.used() as u64,
-            fragments: self.net.reassembly.pieces() as u64,
-            echoes: counters.echoes,
-            address_conflicts: counters.address_conflicts,
-            commit_octets: self.rdma.commits.octets_written(),
-            terminates_sent: counters.terminates_sent,
-            terminates_received: counters.terminates_received,
-            connections_opened: counters.connections_opened,
-            connections_closed: counters.connections_closed,
-            evicted: counters.evicted,
-            completion_overflows: counters.completion_overflows,
-            internal_faults: counters.internal_faults,
-            work,
+            hot_received: self.hot_received,
+            hot_sent: self.hot_sent,
+            turns: self.turns,
+            busy_turns: self.busy_turns,
+            wakeups: self.wakeups,
+            frames_received: self.frames_received,
+            octets_received: self.octets_received,
+            frames_sent: self.frames_sent,
+            octets_sent: self.octets_sent,
+            fpdus_received: self.fpdus_received,
+            fpdus_gathered: self.fpdus_gathered,
+            fpdus_sent: self.fpdus_sent,
+            receive_waits: self.receive_waits,
+            receive_waits_expired: self.receive_waits_expired,
+            crc_errors: self.crc_errors,
+            retransmissions: self.retransmissions,
+            retransmission_copies: self.retransmission_copies,
+            timeouts: self.timeouts,
+            pure_acknowledgments: self.pure_acknowledgments,
+            frames_to_be_cut: self.frames_to_be_cut,
+            cookies_sent: self.cookies_sent,
+            cookies_accepted: self.cookies_accepted,
+            cookies_wrong: self.cookies_wrong,
+            cookies_not_compared: self.cookies_not_compared,
+            resets_sent: self.resets_sent,
+            icmp_errors_sent: self.icmp_errors_sent,
+            icmp_errors_suppressed: self.icmp_errors_suppressed,
+            handed_off: self.handed_off,
+            taken_over: self.taken_over,
+            path_mtu_changes: self.path_mtu_changes,
+            path_mtu_doubts: self.path_mtu_doubts,
+            reassembled: self.reassembled,
+            echoes: self.echoes,
+            address_conflicts: self.address_conflicts,
+            terminates_sent: self.terminates_sent,
+            terminates_received: self.terminates_received,
+            connections_opened: self.connections_opened,
+            connections_closed: self.connections_closed,
+            evicted: self.evicted,
+            completion_overflows: self.completion_overflows,
+            internal_faults: self.internal_faults,
             drops,
-            faults: self.link.port.fault_counts(),
-            pools: self.link.port.pool_levels(),
-            buffers_held: (self.connections.held.len() + self.connections.records.len()) as u64,
-            flows: (self.connections.flows.len() + self.connections.time_wait.len()) as u64,
-            connection_octets: self.connections.table.iter().map(|(_, one)| one.memory() as u64).sum(),
-            neighbours: self.net.neighbours.len() as u64,
-            connections: connections.collect(),
-            queue_pairs: queue_pairs.collect(),
+            ..EngineStats::default()
+        }
+    }
+}
+
+impl<P: Port> Link<P> {
+    pub(crate) fn describe(&self, stats: &mut EngineStats) {
+        stats.link_up = self.is_up;
+        stats.faults = self.port.fault_counts();
+        stats.pools = self.port.pool_levels();
+    }
+}
+
+impl Net {
+    pub(crate) fn describe(&self, stats: &mut EngineStats) {
+        stats.path_mtus = self.paths.iter().map(|(address, mtu)| (address.to_string(), mtu)).collect();
+        stats.fragment_octets = self.reassembly.used() as u64;
+        stats.fragments = self.reassembly.pieces() as u64;
+        stats.neighbours = self.neighbours.len() as u64;
+    }
+}
+
+impl<B: Buffer> Connections<B> {
+    pub(crate) fn describe(&self, stats: &mut EngineStats) {
+        let all = || self.table.iter().map(|(_, connection)| connection);
+        stats.time_wait = self.time_wait.len() as u64;
+        stats.time_wait_cut_short = self.time_wait.cut_short;
+        stats.buffers_held = (self.held.len() + self.records.len()) as u64;
+        stats.flows = (self.flows.len() + self.time_wait.len()) as u64;
+        stats.connection_octets = all().map(|connection| connection.memory() as u64).sum();
+        // Counted anew, independently of the count for the budget.
+        stats.gather_octets = all().map(|connection| connection.gather.capacity() as u64).sum();
+        stats.connections = all().map(Connection::stats).collect();
+    }
+}
+
+impl Connection {
+    fn stats(&self) -> ConnectionStats {
+        let (local, remote) = endpoints(&self.flow);
+        ConnectionStats {
+            local,
+            remote,
+            queue_pair: self.queue_pair,
+            phase: self.phase.name().to_owned(),
+            transmit_buffers: self.tcp.records() as u64,
+            gather_octets: self.gather.capacity() as u64,
+            awaits_receive: self.awaits_receive(),
+            tcp: tcp_info(self),
+        }
+    }
+}
+
+impl Rdma {
+    pub(crate) fn describe<B: Buffer>(&self, connections: &Connections<B>, stats: &mut EngineStats) {
+        stats.commit_octets = self.commits.octets_written();
+        let all = self.queue_pairs.iter().flatten();
+        let connection = |queue_pair: &QueuePair| connections.table.get(queue_pair.connection?);
+        stats.queue_pairs = all.map(|queue_pair| queue_pair.stats(connection(queue_pair))).collect();
+    }
+}
+
+impl QueuePair {
+    fn stats(&self, connection: Option<&Connection>) -> QueuePairStats {
+        let stream = match connection.map(|connection| &connection.phase) {
+            Some(Phase::Running(running)) => Some(&running.stream),
+            _ => None,
+        };
+        let state = match (stream, self.stage) {
+            (_, Stage::Error) => "error",
+            (Some(_), _) => "rts",
+            (None, Stage::Connected) => "connecting",
+            (None, Stage::Idle) => "idle",
+        };
+        QueuePairStats {
+            number: self.number,
+            state: state.to_owned(),
+            sends_completed: self.send.completed,
+            receives_completed: self.receive.completed,
+            reads_outstanding: stream.map_or(0, |stream| stream.reads_outstanding() as u32),
+            reads_inbound: stream.map_or(0, |stream| stream.inbound_reads() as u32),
         }
     }
 }
