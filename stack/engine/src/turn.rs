@@ -1,5 +1,6 @@
 //! The order of a turn. The steps themselves are in the rooms.
 
+mod commands;
 mod connection;
 
 use std::time::Duration;

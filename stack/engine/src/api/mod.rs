@@ -16,7 +16,6 @@ pub(crate) mod counters;
 pub(crate) mod event;
 pub(crate) mod faults;
 mod ids;
-mod mailbox;
 pub(crate) mod snapshot;
 pub mod stats;
 pub mod work;

@@ -6,13 +6,12 @@ use crossbeam::channel::Sender;
 use uwarp_tcp::{Instant, State};
 
 use crate::api::Shutdown;
-use crate::api::command::{AsyncEvent, DisconnectReason, ShutdownReport};
+use crate::api::command::{DisconnectReason, ShutdownReport};
 use crate::api::counters::Counters;
 use crate::api::work::Status;
 use crate::connection::{Connection, Connections};
-use crate::core::Core;
 use crate::link::Link;
-use crate::link::port::Port;
+use crate::link::port::{Buffer, Port};
 use crate::rdma::Rdma;
 
 /// How long the resets at the end of a shutdown may wait for the device.
@@ -92,35 +91,22 @@ impl Shutdown {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// Begins a shutdown.
-    pub(crate) fn begin_shutdown(&mut self, linger: Duration, done: Sender<ShutdownReport>) {
-        let Core { link, connections, rdma, counters, config, now, .. } = self;
-        self.control.shutdown = Some(Shutdown::new(*now, linger, Some(done)));
-        connections.opening.is_closed = true;
-        connections.disconnect_all(link, rdma, counters, config, *now);
-    }
-
-    /// Ends everything at once after a failure.
-    pub(crate) fn fail(&mut self, cause: &str) {
-        self.control.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
-        self.rdma.fail(&mut self.counters);
-        for index in self.connections.table.indexes() {
-            if let Some(connection) = self.connections.table.get_mut(index) {
+impl<B: Buffer> Connections<B> {
+    /// The engine has failed: no connection gets anything done any more.
+    pub(crate) fn fail_all(&mut self) {
+        for index in self.table.indexes() {
+            if let Some(connection) = self.table.get_mut(index) {
                 connection.stream = None;
             }
         }
-        self.control.shutdown = Some(Shutdown::new(self.now, Duration::ZERO, None));
-        self.connections.opening.is_closed = true;
-        self.link.transmit.queue.clear();
-        self.connections.ready.clear();
-        self.quiet_until = Instant::ZERO;
+        self.opening.is_closed = true;
+        self.ready.clear();
     }
 }
 
 impl Rdma {
     /// Ends all queue pairs at once.
-    fn fail(&mut self, counters: &mut Counters) {
+    pub(crate) fn fail(&mut self, counters: &mut Counters) {
         let Rdma { queue_pairs, lanes, commits, events, .. } = self;
         for queue_pair in queue_pairs.iter_mut().flatten() {
             let had_connection = queue_pair.connection.take().is_some();

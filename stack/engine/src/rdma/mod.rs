@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uwarp_tcp::Instant;
 
-use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink};
+use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink, QueuePairSetup};
 use crate::api::config::EngineConfig;
 use crate::connection::Connection;
 use crate::rdma::commits::Commits;
@@ -65,6 +65,15 @@ impl Rdma {
             terminate_drain: config.iwarp.terminate_drain,
             sweep_at: None,
             failed: Vec::new(),
+        }
+    }
+
+    /// Adds a queue pair, if its number is free.
+    pub(crate) fn create_queue_pair(&mut self, setup: QueuePairSetup) {
+        if let Some(place @ None) = self.queue_pairs.get_mut(setup.number as usize) {
+            let queue_pair = QueuePair::new(setup);
+            queue_pair.receive.forget_share(queue_pair.number);
+            *place = Some(Box::new(queue_pair));
         }
     }
 

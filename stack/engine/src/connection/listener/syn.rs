@@ -1,11 +1,15 @@
-//! SYNs, cookies, and the backlog.
+//! Listening, SYNs, cookies, and the backlog.
 
-use super::{Requests, STREAM_OPENING};
-use crate::api::command::ListenerId;
-use crate::api::config::EngineConfig;
+use std::net::IpAddr;
+
+use super::{Listener, Requests, STREAM_OPENING};
+use crate::api::command::{ControlError, ListenerId};
+use crate::api::config::{EngineConfig, Limits};
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
+use crate::connection::flow::KeyedHash;
 use crate::connection::phase::{Incoming, Origin, Phase, Responding};
+use crate::connection::shares::Silent;
 use crate::connection::{Connection, Connections, Opening};
 use crate::link::Link;
 use crate::link::handoff::{Claim, Handoff};
@@ -14,7 +18,7 @@ use crate::link::receive::drop_reason;
 use crate::net::Net;
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
 use uwarp_tcp::{Answer, Arrival, Instant, SynCookies, TimeWait, arrival_in_listen, reset_for};
-use uwarp_wire::address::FlowKey;
+use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
@@ -264,6 +268,47 @@ impl<B: Buffer> Connections<B> {
 }
 
 impl Opening {
+    /// Listens on a port.
+    pub(crate) fn listen(
+        &mut self,
+        net: &Net,
+        config: &EngineConfig,
+        id: ListenerId,
+        (address, port): (Option<IpAddr>, u16),
+        backlog: u32,
+        requests: Requests,
+    ) -> Result<(), ControlError> {
+        self.check_listen(&config.limits, port)?;
+        if let Some(own) = address
+            && !net.addresses.may_be_own(own.into())
+        {
+            return Err(ControlError::NotOwn(own));
+        }
+        let address = address.map(IpAddress::from);
+        let silent = Silent::new(KeyedHash::new(config.secret));
+        self.listeners.insert(
+            port,
+            Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests },
+        );
+        Ok(())
+    }
+
+    fn check_listen(&self, limits: &Limits, port: u16) -> Result<(), ControlError> {
+        if port == 0 {
+            return Err(ControlError::BadPort);
+        }
+        if self.is_closed {
+            return Err(ControlError::ShuttingDown);
+        }
+        if self.listeners.contains_key(&port) {
+            return Err(ControlError::PortInUse(port));
+        }
+        if self.listeners.len() >= limits.listeners as usize {
+            return Err(ControlError::Limit("listeners"));
+        }
+        Ok(())
+    }
+
     /// The handshake of a passive connection is done.
     pub(crate) fn handshake_done(&mut self, connection: &mut Connection, listener: ListenerId) {
         if !connection.phase.handshake_done() {

@@ -1,20 +1,15 @@
-//! The mailbox: executes commands.
+//! The mailbox: gives each command to the rooms that it concerns.
 
-use std::net::IpAddr;
+use std::time::Duration;
 
-use uwarp_wire::address::IpAddress;
+use uwarp_tcp::Instant;
 
-use crate::api::command::{Command, ControlError, ListenerId};
-use crate::api::config::{EngineConfig, Limits};
+use crate::api::Shutdown;
+use crate::api::command::{AsyncEvent, Command};
 use crate::api::snapshot::queue_pair_tcp_info as tcp_info;
-use crate::connection::Connections;
-use crate::connection::flow::KeyedHash;
-use crate::connection::listener::{Listener, Requests};
-use crate::connection::shares::Silent;
+use crate::connection::listener::Requests;
 use crate::core::Core;
-use crate::link::port::{Buffer, Port};
-use crate::net::Net;
-use crate::rdma::queue_pair::QueuePair;
+use crate::link::port::Port;
 
 /// Most commands executed in one turn.
 const COMMANDS_PER_TURN: usize = 64;
@@ -35,22 +30,13 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn run_command(&mut self, command: Command) {
-        let Core { connections, link, net, rdma, counters, config, now, .. } = self;
+        let Core { connections, link, net, rdma, control, counters, config, now, .. } = self;
         let now = *now;
         match command {
             Command::AddCompletionQueue { queue, lane, notifier } => rdma.lanes.add(queue, lane, notifier),
             Command::ReplaceLane { queue, lane } => rdma.lanes.replace(queue, lane),
             Command::RemoveCompletionQueue { queue } => rdma.lanes.remove(queue),
-            Command::CreateQueuePair(setup) => {
-                let number = setup.number as usize;
-                if let Some(place) = rdma.queue_pairs.get_mut(number)
-                    && place.is_none()
-                {
-                    let queue_pair = QueuePair::new(*setup);
-                    queue_pair.receive.forget_share(queue_pair.number);
-                    *place = Some(Box::new(queue_pair));
-                }
-            }
+            Command::CreateQueuePair(setup) => rdma.create_queue_pair(*setup),
             Command::DestroyQueuePair { queue_pair, done } => {
                 connections.destroy_queue_pair(link, rdma, counters, now, queue_pair);
                 // Its number may be another's next.
@@ -61,7 +47,7 @@ impl<P: Port> Core<P> {
             }
             Command::AbandonQueuePair { queue_pair, reply } => {
                 let abandoned = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
-                self.control.farewells.push((reply, abandoned));
+                control.farewells.push((reply, abandoned));
             }
             Command::Connect(parameters) => self.connect(*parameters),
             Command::Accept(parameters) => connections.accept(rdma, &config.iwarp, now, *parameters),
@@ -76,11 +62,12 @@ impl<P: Port> Core<P> {
             Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, counters, now, queue_pair),
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {
                 let requests = Requests::Rdma { requests, watch };
-                let _ = reply.send(connections.listen(net, config, listener, (address, port), backlog, requests));
+                let _ =
+                    reply.send(connections.opening.listen(net, config, listener, (address, port), backlog, requests));
             }
             Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
                 let requests = Requests::Streams { incoming, options, waiting };
-                let _ = reply.send(connections.listen(net, config, listener, (None, port), backlog, requests));
+                let _ = reply.send(connections.opening.listen(net, config, listener, (None, port), backlog, requests));
             }
             Command::ConnectStream(parameters) => {
                 connections.connect_stream(link, net, counters, config, now, *parameters)
@@ -108,52 +95,23 @@ impl<P: Port> Core<P> {
             Command::StopCapture => link.port.stop_capture(),
             Command::Fail { cause } => self.fail(&cause),
             Command::Shutdown { linger, done } => {
-                if self.control.shutdown.is_none() {
-                    self.begin_shutdown(linger, done);
+                // A failure ends everything at once, and an earlier shutdown reports for all.
+                if control.shutdown.is_none() {
+                    control.shutdown = Some(Shutdown::new(now, linger, Some(done)));
+                    connections.opening.is_closed = true;
+                    connections.disconnect_all(link, rdma, counters, config, now);
                 }
             }
         }
     }
-}
 
-impl<B: Buffer> Connections<B> {
-    fn listen(
-        &mut self,
-        net: &Net,
-        config: &EngineConfig,
-        id: ListenerId,
-        (address, port): (Option<IpAddr>, u16),
-        backlog: u32,
-        requests: Requests,
-    ) -> Result<(), ControlError> {
-        self.check_listen(&config.limits, port)?;
-        if let Some(own) = address
-            && !net.addresses.may_be_own(own.into())
-        {
-            return Err(ControlError::NotOwn(own));
-        }
-        let address = address.map(IpAddress::from);
-        let silent = Silent::new(KeyedHash::new(config.secret));
-        self.opening.listeners.insert(
-            port,
-            Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests },
-        );
-        Ok(())
-    }
-
-    fn check_listen(&self, limits: &Limits, port: u16) -> Result<(), ControlError> {
-        if port == 0 {
-            return Err(ControlError::BadPort);
-        }
-        if self.opening.is_closed {
-            return Err(ControlError::ShuttingDown);
-        }
-        if self.opening.listeners.contains_key(&port) {
-            return Err(ControlError::PortInUse(port));
-        }
-        if self.opening.listeners.len() >= limits.listeners as usize {
-            return Err(ControlError::Limit("listeners"));
-        }
-        Ok(())
+    /// Ends everything at once after a failure.
+    pub(crate) fn fail(&mut self, cause: &str) {
+        self.control.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
+        self.control.shutdown = Some(Shutdown::new(self.now, Duration::ZERO, None));
+        self.rdma.fail(&mut self.counters);
+        self.connections.fail_all();
+        self.link.transmit.queue.clear();
+        self.quiet_until = Instant::ZERO;
     }
 }
