@@ -8,6 +8,7 @@ use uwarp_iwarp::startup::{Responder, ResponderOptions};
 use uwarp_tcp::Instant;
 
 use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
+use crate::api::config::IwarpConfig;
 use crate::api::counters::Counters;
 use crate::bytestream::Streams;
 use crate::bytestream::streaming::Lent;
@@ -15,102 +16,54 @@ use crate::connection::phase::{Origin, Phase, Responding, StreamLimit};
 use crate::connection::slab::Handle;
 use crate::connection::startup::initiating;
 use crate::connection::{Connection, Connections};
-use crate::core::Core;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::rdma::Rdma;
 
-impl<P: Port> Core<P> {
-    /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up.
-    pub(crate) fn convert_stream(&mut self, parameters: ConversionParameters) {
+impl<B: Buffer> Connections<B> {
+    /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up. Gives the connection,
+    /// and the octets that it had received and nobody had read: they belong to the start-up.
+    pub(crate) fn convert(
+        &mut self,
+        rdma: &mut Rdma,
+        iwarp: &IwarpConfig,
+        now: Instant,
+        parameters: ConversionParameters,
+    ) -> Option<(u32, Vec<u8>)> {
         let ConversionParameters { handle, mut ends, returned, role } = parameters;
         let number = match &role {
             ConversionRole::Initiator { queue_pair, .. } => Some(*queue_pair),
             ConversionRole::Responder { .. } => None,
         };
-        let begun = match self.connections.table.resolve(Handle::from_bits(handle)) {
-            Some(index) => self.connections.table.take(index).map(|connection| (index, connection)),
-            None => None,
+        let index = self.table.resolve(Handle::from_bits(handle));
+        let mut connection = index.and_then(|index| self.table.get_mut(index));
+        let begun = match (index, &mut connection) {
+            _ if self.opening.is_closed => Err(ConnectFailure::ShuttingDown),
+            (Some(index), Some(connection)) => connection.begin_conversion(rdma, iwarp, now, index, role),
+            _ => Err(ConnectFailure::Closed),
         };
-        let Some((index, mut connection)) = begun else {
-            let _ = returned.send(ends);
-            return number.map_or((), |number| self.rdma.connect_failed(number, ConnectFailure::Closed));
-        };
-        match self.begin_conversion(index, &mut connection, role) {
-            Ok(()) => {
-                let mut octets = vec![0; ends.readable()];
+        let mut octets = Vec::new();
+        match (begun, connection.as_mut().and_then(|connection| connection.stream.as_mut())) {
+            (Ok(()), Some(stream)) => {
+                octets.resize(ends.readable(), 0);
                 ends.read(&mut octets);
-                if let Some(stream) = &mut connection.stream {
-                    stream.forget_urgent();
-                    stream.lend(Lent { ends, returned });
-                }
-                self.on_early_octets(index, &mut connection, &octets);
+                stream.forget_urgent();
+                stream.lend(Lent { ends, returned });
             }
-            Err(reason) => {
+            (begun, _) => {
                 let _ = returned.send(ends);
-                if let Some(number) = number {
-                    self.rdma.connect_failed(number, reason);
+                if let (Err(reason), Some(number)) = (begun, number) {
+                    rdma.connect_failed(number, reason);
                 }
             }
         }
+        let (index, connection) = (index?, connection?);
         let space = connection.owner_space();
         connection.set_receive_space(space);
-        connection.schedule(&mut self.connections.ready, index);
-        self.put_back(index, connection);
+        connection.schedule(&mut self.ready, index);
+        Some((index, octets))
     }
 
-    fn begin_conversion(
-        &mut self,
-        index: u32,
-        connection: &mut Connection,
-        role: ConversionRole,
-    ) -> Result<(), ConnectFailure> {
-        let plain = matches!(connection.phase, Phase::Stream(_));
-        if self.connections.opening.is_closed {
-            return Err(ConnectFailure::ShuttingDown);
-        }
-        if !plain || !connection.stream.as_ref().is_some_and(|stream| stream.is_whole()) {
-            return Err(ConnectFailure::Closed);
-        }
-        match role {
-            ConversionRole::Initiator { queue_pair, options } => {
-                self.rdma.check_idle(queue_pair)?;
-                let initiating = initiating(&self.config.iwarp, self.now, &options)?;
-                connection.startup_frame = Some(initiating.machine.request().to_vec());
-                connection.phase.enter(Phase::Initiating(Box::new(initiating)));
-                connection.queue_pair = Some(queue_pair);
-                self.rdma.bind(queue_pair, index);
-            }
-            ConversionRole::Responder { requests, timeout } => {
-                let options = ResponderOptions { crc: self.config.iwarp.crc, ..ResponderOptions::default() };
-                connection.phase.enter(Phase::Responding(Box::new(Responding {
-                    machine: Responder::new(options),
-                    origin: Origin::Stream(requests),
-                    half_open: false,
-                    until: self.now + timeout,
-                })));
-            }
-        }
-        connection.quiet = false;
-        Ok(())
-    }
-
-    /// Octets that were received before the conversion and not read.
-    fn on_early_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) {
-        let mut rest = octets;
-        while !rest.is_empty() {
-            match connection.phase {
-                Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) if !connection.gone => {
-                    let used = self.on_startup_octets(index, connection, rest);
-                    rest = &rest[used.min(rest.len())..];
-                }
-                // There is no Reply before our Request, and no FPDU before our Reply.
-                _ => return,
-            }
-        }
-    }
-}
-
-impl<B: Buffer> Connections<B> {
     /// Returns the application's half once TCP has everything that was written before it was lent. True: more could be
     /// sent in this turn. The stream continues once `is_lent` is false.
     pub(crate) fn give_back<P: Port<Buffer = B>>(
@@ -159,6 +112,41 @@ impl<B: Buffer> Connections<B> {
 }
 
 impl Connection {
+    fn begin_conversion(
+        &mut self,
+        rdma: &mut Rdma,
+        iwarp: &IwarpConfig,
+        now: Instant,
+        index: u32,
+        role: ConversionRole,
+    ) -> Result<(), ConnectFailure> {
+        let plain = matches!(self.phase, Phase::Stream(_));
+        if !plain || !self.stream.as_ref().is_some_and(|stream| stream.is_whole()) {
+            return Err(ConnectFailure::Closed);
+        }
+        match role {
+            ConversionRole::Initiator { queue_pair, options } => {
+                rdma.check_idle(queue_pair)?;
+                let initiating = initiating(iwarp, now, &options)?;
+                self.startup_frame = Some(initiating.machine.request().to_vec());
+                self.phase.enter(Phase::Initiating(Box::new(initiating)));
+                self.queue_pair = Some(queue_pair);
+                rdma.bind(queue_pair, index);
+            }
+            ConversionRole::Responder { requests, timeout } => {
+                let options = ResponderOptions { crc: iwarp.crc, ..ResponderOptions::default() };
+                self.phase.enter(Phase::Responding(Box::new(Responding {
+                    machine: Responder::new(options),
+                    origin: Origin::Stream(requests),
+                    half_open: false,
+                    until: now + timeout,
+                })));
+            }
+        }
+        self.quiet = false;
+        Ok(())
+    }
+
     /// Makes the stream plain again after a rejection, behind the Reply. False: it was never plain.
     pub(crate) fn resume_stream(&mut self) -> bool {
         if !self.stream.as_ref().is_some_and(|stream| stream.is_lent()) {

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use uwarp_memory::kernels;
-use uwarp_ring::ByteConsumer;
+use uwarp_ring::{ByteConsumer, Doorbells};
 use uwarp_tcp::{Instant, State};
 
-use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason, ListenerId};
+use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason};
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
 use crate::api::stats::{DropReason, TcpInfo};
@@ -22,7 +22,6 @@ use crate::connection::phase::{Phase, StreamLimit};
 use crate::connection::slab::Handle;
 use crate::connection::startup::endpoints;
 use crate::connection::{Connection, Connections, Record};
-use crate::core::Core;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
@@ -116,31 +115,37 @@ impl Streams {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// The handshake of a stream that a peer opened is done: the listener gets the stream.
-    pub(crate) fn on_stream_accepted(&mut self, index: u32, connection: &mut Connection, listener: ListenerId) {
-        self.connections.opening.leave_listener(connection);
-        let Some(handle) = self.connections.table.reserved_handle(index) else { return };
-        let bell = self.config.limits.queue_pairs + index;
-        let listener =
-            self.connections.opening.listeners.get(&connection.flow.local_port).filter(|found| found.id == listener);
-        let Some(Requests::Streams { incoming, options, waiting }) = listener.map(|listener| &listener.requests) else {
-            return connection.abort(&mut self.link, &mut self.counters, self.now);
+impl<B: Buffer> Connections<B> {
+    /// The handshake of a stream that a peer opened is done: the listener gets the stream. False: nobody listens any more.
+    pub(crate) fn accept_stream(
+        &mut self,
+        doorbells: &Arc<Doorbells>,
+        config: &EngineConfig,
+        index: u32,
+        connection: &mut Connection,
+    ) -> bool {
+        let id = connection.phase.listener();
+        self.opening.leave_listener(connection);
+        let listener = self.opening.listeners.get(&connection.flow.local_port);
+        let listener = listener.filter(|found| Some(found.id) == id).map(|found| &found.requests);
+        let (Some(Requests::Streams { incoming, options, waiting }), Some(handle)) =
+            (listener, self.table.reserved_handle(index))
+        else {
+            return false;
         };
-        let (ends, setup) = stream(options, Arc::clone(&self.control.doorbells));
+        let (ends, setup) = stream(options, Arc::clone(doorbells));
         let mut streaming = Streaming::new(setup);
         let endpoints = endpoints(&connection.flow);
-        streaming.shared.attach(bell, handle.to_bits(), endpoints);
+        streaming.shared.attach(config.limits.queue_pairs + index, handle.to_bits(), endpoints);
         streaming.shared.open();
         streaming.opened = true;
         connection.phase.enter(Phase::Stream(StreamLimit::None));
         connection.stream = Some(streaming);
         connection.quiet = false;
-        incoming.send(IncomingStream::new(ends, self.config.index, endpoints, Arc::clone(waiting)));
+        incoming.send(IncomingStream::new(ends, config.index, endpoints, Arc::clone(waiting)));
+        true
     }
-}
 
-impl<B: Buffer> Connections<B> {
     /// Opens a plain stream actively.
     pub(crate) fn connect_stream<P: Port<Buffer = B>>(
         &mut self,

@@ -1,7 +1,6 @@
 //! The end of streams: orderly closes, resets, time limits, and what the application is told.
 
 use uwarp_iwarp::qp::Event;
-use uwarp_memory::Turn;
 use uwarp_tcp::{Events, Instant, State, TimeWait};
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::tcp::TcpHeader;
@@ -14,7 +13,6 @@ use crate::api::counters::Counters;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
 use crate::connection::{Connection, Connections, Opening};
-use crate::core::Core;
 use crate::link::Link;
 use crate::link::handoff::Handoff;
 use crate::link::port::{Buffer, Port};
@@ -292,7 +290,8 @@ impl Connection {
         }
     }
 
-    fn on_phase_deadline<P: Port>(
+    /// The time limit of the phase is over.
+    pub(crate) fn on_phase_deadline<P: Port>(
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
@@ -359,130 +358,101 @@ impl Connection {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// Handles TCP's events about the end of the connection.
-    #[cold]
-    pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
+impl Connection {
+    /// Takes TCP's events about the end of the connection that need no more than itself. False: it was reset.
+    pub(crate) fn take_end<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        events: Events,
+    ) -> bool {
         if events.contains(Events::FIN_ACKED) {
-            connection.finished = true;
-            if matches!(connection.phase, Phase::Closing(Closing { reader: Reader::Unsatisfied, .. }))
-                && connection.tcp.state() == State::FinWait2
+            self.finished = true;
+            if matches!(self.phase, Phase::Closing(Closing { reader: Reader::Unsatisfied, .. }))
+                && self.tcp.state() == State::FinWait2
             {
                 // The peer has all that was written; what it has sent meanwhile is discarded (RFC 9293 §3.6.1).
-                connection.ends_by(DisconnectReason::Aborted);
-                return connection.abort(&mut self.link, &mut self.counters, self.now);
+                self.ends_by(DisconnectReason::Aborted);
+                self.abort(link, counters, now);
+                return false;
             }
         }
         if events.intersects(Events::RESET) {
-            connection.ends_by(DisconnectReason::Reset);
-            connection.mark_lost();
+            self.ends_by(DisconnectReason::Reset);
+            self.mark_lost();
         }
         if events.intersects(Events::TIMED_OUT) {
-            self.counters.timeouts += 1;
-            connection.ends_by(DisconnectReason::TimedOut);
-            connection.mark_lost();
+            counters.timeouts += 1;
+            self.ends_by(DisconnectReason::TimedOut);
+            self.mark_lost();
         }
-        if events.contains(Events::PEER_FIN) && !connection.awaits_receive() {
-            self.on_peer_fin(index, connection);
-        }
-        if events.contains(Events::TIME_WAIT) {
-            connection.finished = true;
-            connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
-            connection.phase.forget_deadline();
-            self.discard_waiting(connection);
-        }
-        if events.contains(Events::CLOSED) {
-            connection.gone = true;
-        }
+        true
     }
 
-    /// Handles the peer's FIN, behind all data.
-    pub(crate) fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
-        let (link, counters, now) = (&mut self.link, &mut self.counters, self.now);
-        match &mut connection.phase {
+    /// Handles the peer's FIN before the stream has begun, or when only TCP is left.
+    pub(crate) fn on_bare_fin<P: Port>(
+        &mut self,
+        opening: &mut Opening,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+    ) {
+        match &mut self.phase {
             Phase::Initiating(_) => {
-                if self.connections.opening.try_again(&mut connection.phase) {
-                    let _ = self.rdma.unbind(connection);
-                    return connection.abort(link, counters, now);
+                if opening.try_again(&mut self.phase) {
+                    let _ = rdma.unbind(self);
+                    return self.abort(link, counters, now);
                 }
-                connection.fail_startup(link, &mut self.rdma, counters, now, ConnectFailure::Closed);
+                self.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
             }
-            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => connection.abort(link, counters, now),
-            Phase::Stream(_) => self.streams.on_fin(index, connection),
-            Phase::Closing(_) => connection.close_tcp(now),
-            Phase::Running(running) => {
-                let unframed = connection.gather.len();
-                running.peer_closed = true;
-                let mut queue_pair = self.rdma.take(connection.queue_pair);
-                match running.stream.end_of_stream(unframed) {
-                    Ok(()) => match queue_pair.as_deref_mut() {
-                        Some(queue_pair) => {
-                            connection.end.get_or_insert(DisconnectReason::PeerClosed);
-                            let until = if running.stream.may_transmit() {
-                                // Queued work still leaves, up to the first Read, or to the first fence behind a Read
-                                // under way (or behind a ready-to-receive indication): no request can be answered any
-                                // more.
-                                let open = running.stream.fence_is_clear() && !running.stream.owes_ready_to_receive();
-                                queue_pair.send.end_unanswered(!open)
-                            } else {
-                                // The peer has sent nothing and never will, so nothing may be sent.
-                                queue_pair.send.position()
-                            };
-                            running.ending = match running.ending {
-                                Ending::No => Ending::Finishing { until },
-                                Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
-                                Ending::Closed => Ending::Closed,
-                            };
-                            connection.close_if_finished(queue_pair, now);
-                        }
-                        // FIN follows the pending Terminate.
-                        None if running.terminate.is_some() => {}
-                        None => connection.close_tcp(now),
-                    },
-                    Err(fault) => {
-                        connection.ends_by(DisconnectReason::PeerClosedEarly);
-                        self.rdma.fail_stream(
-                            &mut self.counters,
-                            self.now,
-                            connection,
-                            queue_pair.as_deref_mut(),
-                            fault.into(),
-                            None,
-                        );
-                    }
-                }
-                self.rdma.give(queue_pair);
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(link, counters, now),
+            Phase::Closing(_) => self.close_tcp(now),
+            Phase::Stream(_) | Phase::Running(_) => {
+                counters.cannot_be("the FIN of a stream is taken for that of no stream");
             }
         }
     }
+}
 
-    /// Handles a timer of a connection, which may not be due yet.
-    pub(crate) fn on_timer(&mut self, turn: &Turn<'_>, index: u32) {
-        let Some(mut connection) = self.connections.table.take(index) else { return };
-        if connection.tcp.deadline().is_some_and(|at| at <= self.now) {
-            let events = connection.tcp.on_deadline(self.now);
-            if self.net.paths.is_doubting() {
-                self.net.review_doubt(&mut self.counters, self.now, index, &mut connection);
+impl Rdma {
+    /// Handles the peer's FIN behind a stream in full operation.
+    pub(crate) fn on_fin(&mut self, counters: &mut Counters, now: Instant, connection: &mut Connection) {
+        let Phase::Running(running) = &mut connection.phase else { return };
+        let unframed = connection.gather.len();
+        running.peer_closed = true;
+        let mut queue_pair = self.take(connection.queue_pair);
+        match running.stream.end_of_stream(unframed) {
+            Ok(()) => match queue_pair.as_deref_mut() {
+                Some(queue_pair) => {
+                    connection.end.get_or_insert(DisconnectReason::PeerClosed);
+                    let until = if running.stream.may_transmit() {
+                        // Queued work still leaves, up to the first Read, or to the first fence behind a Read under way
+                        // (or behind a ready-to-receive indication): no request can be answered any more.
+                        let open = running.stream.fence_is_clear() && !running.stream.owes_ready_to_receive();
+                        queue_pair.send.end_unanswered(!open)
+                    } else {
+                        // The peer has sent nothing and never will, so nothing may be sent.
+                        queue_pair.send.position()
+                    };
+                    running.ending = match running.ending {
+                        Ending::No => Ending::Finishing { until },
+                        Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
+                        Ending::Closed => Ending::Closed,
+                    };
+                    connection.close_if_finished(queue_pair, now);
+                }
+                // FIN follows the pending Terminate.
+                None if running.terminate.is_some() => {}
+                None => connection.close_tcp(now),
+            },
+            Err(fault) => {
+                connection.ends_by(DisconnectReason::PeerClosedEarly);
+                self.fail_stream(counters, now, connection, queue_pair.as_deref_mut(), fault.into(), None);
             }
-            if events.contains(Events::TIMED_OUT) {
-                // Send the reset while there is still a connection.
-                self.transmit(index, &mut connection);
-            }
-            if !events.is_empty() {
-                connection.acknowledged(&mut self.connections.records);
-                self.on_tcp_end(index, &mut connection, events);
-            }
-            connection.schedule(&mut self.connections.ready, index);
         }
-        if !connection.gone && connection.phase.deadline().is_some_and(|at| at <= self.now) {
-            let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
-            connection.on_phase_deadline(link, rdma, counters, &self.config, self.now);
-            connection.schedule(&mut self.connections.ready, index);
-        }
-        if connection.awaits_receive() && !connection.gone {
-            self.look_for_receive(turn, index, &mut connection);
-        }
-        self.put_back(index, connection);
+        self.give(queue_pair);
     }
 }
 

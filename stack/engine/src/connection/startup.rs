@@ -21,7 +21,6 @@ use crate::api::counters::Counters;
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::phase::{Initiating, Origin, Phase};
 use crate::connection::{Connection, Connections};
-use crate::core::Core;
 use crate::link::Link;
 use crate::link::handoff::Claim;
 use crate::link::port::{Buffer, Port};
@@ -119,7 +118,7 @@ impl<B: Buffer> Connections<B> {
     }
 
     /// Opens a connection for a queue pair.
-    fn open<P: Port<Buffer = B>>(
+    pub(crate) fn open<P: Port<Buffer = B>>(
         &mut self,
         link: &Link<P>,
         net: &mut Net,
@@ -247,7 +246,7 @@ impl<B: Buffer> Connections<B> {
     }
 
     /// The peer's Request is complete: asks the application.
-    fn on_request(&self, engine: u16, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_request(&self, engine: u16, index: u32, connection: &mut Connection) {
         let Some(handle) = self.table.reserved_handle(index) else { return };
         let Phase::Responding(responding) = &connection.phase else { return };
         let (local, peer) = endpoints(&connection.flow);
@@ -293,7 +292,63 @@ impl<P: Port> Link<P> {
     }
 }
 
+/// What the peer's octets of the start-up exchange ask for.
+pub(crate) enum Startup {
+    /// Nothing yet.
+    More,
+    /// The Request is complete.
+    Request,
+    /// The Reply is complete, and had so many octets. What follows are FPDUs.
+    Reply(Outcome, usize),
+    /// The start-up fails.
+    Failed,
+}
+
 impl Rdma {
+    /// The peer's Reply is complete. `settings` are TCP's.
+    pub(crate) fn on_reply(
+        &mut self,
+        settings: &uwarp_tcp::Config,
+        iwarp: &IwarpConfig,
+        now: Instant,
+        connection: &mut Connection,
+        outcome: Outcome,
+    ) {
+        let Phase::Initiating(initiating) = &connection.phase else { return };
+        let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
+        let Some(number) = connection.queue_pair else { return };
+        match outcome {
+            Outcome::Established(parameters) => {
+                let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(now + delay) };
+                connection.leave_stream(settings);
+                self.begin_running(connection, number, parameters, features, limit);
+            }
+            Outcome::Rejected(rejection) => {
+                if let Some(queue_pair) = self.unbind(connection) {
+                    queue_pair.tell(ConnectionEvent::Rejected {
+                        queue_pair: number,
+                        private_data: rejection.private_data,
+                        peer_ird: rejection.peer_ird,
+                        peer_ord: rejection.peer_ord,
+                    });
+                }
+                if !connection.resume_stream() {
+                    connection.finish_tcp(now);
+                }
+            }
+            Outcome::Refused(parameters, fault) => {
+                if let Some(queue_pair) = self.unbind(connection) {
+                    let reason = match fault {
+                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
+                        _ => ConnectFailure::ReadLimits,
+                    };
+                    queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+                }
+                connection.refuse(&parameters, fault, now + iwarp.terminate_drain);
+            }
+        }
+    }
+
     /// Starts full operation for a queue pair.
     pub(crate) fn begin_running(
         &mut self,
@@ -327,6 +382,29 @@ impl Rdma {
 }
 
 impl Connection {
+    /// Takes octets of the start-up exchange: all of them, if they are not behind the Reply.
+    pub(crate) fn take_startup(&mut self, counters: &mut Counters, octets: &[u8]) -> Startup {
+        match &mut self.phase {
+            Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
+                Ok(None) => Startup::More,
+                Ok(Some((outcome, used))) => Startup::Reply(outcome, used),
+                Err(_) => Startup::Failed,
+            },
+            Phase::Responding(responding) | Phase::Requested(responding) => {
+                let had_request = responding.machine.request().is_some();
+                match responding.machine.receive(octets) {
+                    Ok(Some(_)) if !had_request => Startup::Request,
+                    Ok(_) => Startup::More,
+                    Err(_) => Startup::Failed,
+                }
+            }
+            Phase::Running(_) | Phase::Closing(_) | Phase::Incoming(_) | Phase::Stream(_) => {
+                counters.cannot_be("octets of the start-up exchange come in another phase");
+                Startup::Failed
+            }
+        }
+    }
+
     /// The start-up came to nothing: tells the queue pair and resets TCP.
     pub(crate) fn fail_startup<P: Port>(
         &mut self,
@@ -355,117 +433,6 @@ impl Connection {
         running.ending = Ending::Closed;
         running.limit = Limit::Close(close_at);
         self.phase.enter(Phase::Running(Box::new(running)));
-    }
-}
-
-impl<P: Port> Core<P> {
-    /// Opens a connection actively.
-    pub(crate) fn connect(&mut self, parameters: ConnectParameters) {
-        let number = parameters.queue_pair;
-        if let Err(reason) = self.try_connect(parameters) {
-            self.rdma.connect_failed(number, reason);
-        }
-    }
-
-    fn try_connect(&mut self, parameters: ConnectParameters) -> Result<(), ConnectFailure> {
-        let number = parameters.queue_pair;
-        self.rdma.check_idle(number)?;
-        let Core { connections, link, net, counters, config, now, .. } = self;
-        let index = connections.open(link, net, counters, config, *now, parameters)?;
-        self.rdma.bind(number, index);
-        Ok(())
-    }
-
-    /// TCP is open.
-    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
-        match &connection.phase {
-            Phase::Initiating(initiating) => {
-                connection.startup_frame = Some(initiating.machine.request().to_vec());
-            }
-            Phase::Responding(responding) => {
-                if let Some(listener) = responding.listener() {
-                    self.connections.opening.handshake_done(connection, listener);
-                    self.connections.await_request(index, connection.flow.local_port);
-                }
-            }
-            Phase::Stream(_) => self.streams.on_open(index, connection),
-            Phase::Incoming(incoming) => {
-                let listener = incoming.listener;
-                self.on_stream_accepted(index, connection, listener);
-            }
-            _ => {}
-        }
-    }
-
-    /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
-    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
-        let (link, rdma, counters, now) = (&mut self.link, &mut self.rdma, &mut self.counters, self.now);
-        match &mut connection.phase {
-            Phase::Initiating(initiating) => match initiating.machine.receive(octets) {
-                Ok(None) => octets.len(),
-                Ok(Some((outcome, used))) => {
-                    let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
-                    self.on_reply(connection, outcome, delay, features);
-                    used
-                }
-                Err(_) => {
-                    connection.fail_startup(link, rdma, counters, now, ConnectFailure::Startup);
-                    octets.len()
-                }
-            },
-            Phase::Responding(responding) | Phase::Requested(responding) => {
-                let had_request = responding.machine.request().is_some();
-                match responding.machine.receive(octets) {
-                    Ok(None) => {}
-                    Ok(Some(_)) if had_request => {}
-                    Ok(Some(_)) => self.connections.on_request(self.config.index, index, connection),
-                    Err(_) => connection.fail_startup(link, rdma, counters, now, ConnectFailure::Startup),
-                }
-                octets.len()
-            }
-            Phase::Running(_) | Phase::Closing(_) | Phase::Incoming(_) | Phase::Stream(_) => 0,
-        }
-    }
-
-    /// The peer's Reply is complete.
-    fn on_reply(
-        &mut self,
-        connection: &mut Connection,
-        outcome: Outcome,
-        delay: std::time::Duration,
-        features: Features,
-    ) {
-        let Some(number) = connection.queue_pair else { return };
-        match outcome {
-            Outcome::Established(parameters) => {
-                let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(self.now + delay) };
-                connection.leave_stream(&self.connections.tcp_config);
-                self.rdma.begin_running(connection, number, parameters, features, limit);
-            }
-            Outcome::Rejected(rejection) => {
-                if let Some(queue_pair) = self.rdma.unbind(connection) {
-                    queue_pair.tell(ConnectionEvent::Rejected {
-                        queue_pair: number,
-                        private_data: rejection.private_data,
-                        peer_ird: rejection.peer_ird,
-                        peer_ord: rejection.peer_ord,
-                    });
-                }
-                if !connection.resume_stream() {
-                    connection.finish_tcp(self.now);
-                }
-            }
-            Outcome::Refused(parameters, fault) => {
-                if let Some(queue_pair) = self.rdma.unbind(connection) {
-                    let reason = match fault {
-                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
-                        _ => ConnectFailure::ReadLimits,
-                    };
-                    queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
-                }
-                connection.refuse(&parameters, fault, self.now + self.config.iwarp.terminate_drain);
-            }
-        }
     }
 }
 

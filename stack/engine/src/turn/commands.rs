@@ -72,7 +72,11 @@ impl<P: Port> Core<P> {
             Command::ConnectStream(parameters) => {
                 connections.connect_stream(link, net, counters, config, now, *parameters)
             }
-            Command::ConvertStream(parameters) => self.convert_stream(*parameters),
+            Command::ConvertStream(parameters) => {
+                if let Some((index, octets)) = connections.convert(rdma, &config.iwarp, now, *parameters) {
+                    self.on_early_octets(index, &octets);
+                }
+            }
             Command::SetNagle { stream, nagle } => connections.set_stream_nagle(&stream, nagle),
             Command::SendUrgent { handle, octets, reply } => {
                 connections.send_stream_urgent(handle, octets);

@@ -1,9 +1,13 @@
 //! Steps of one connection that concern several rooms.
 
-use uwarp_tcp::TimeWait;
+use uwarp_memory::Turn;
+use uwarp_tcp::{Events, TimeWait};
 
+use crate::api::command::{ConnectFailure, ConnectParameters};
 use crate::connection::Connection;
 use crate::connection::ending::release;
+use crate::connection::phase::Phase;
+use crate::connection::startup::Startup;
 use crate::core::Core;
 use crate::link::port::Port;
 
@@ -15,6 +19,122 @@ impl<P: Port> Core<P> {
         connection.tcp.wants_transmit(*now)
             && net.resolve(link, connections, counters, *now, index, connection)
             && link.transmit(connections, counters, config.hot, *now, connection)
+    }
+
+    /// Opens a connection for a queue pair.
+    pub(super) fn connect(&mut self, parameters: ConnectParameters) {
+        let Core { connections, link, net, rdma, counters, config, now, .. } = self;
+        let number = parameters.queue_pair;
+        let idle = rdma.check_idle(number);
+        match idle.and_then(|()| connections.open(link, net, counters, config, *now, parameters)) {
+            Ok(index) => rdma.bind(number, index),
+            Err(reason) => rdma.connect_failed(number, reason),
+        }
+    }
+
+    /// TCP is open.
+    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
+        let Core { connections, link, streams, control, counters, config, now, .. } = self;
+        match &connection.phase {
+            Phase::Initiating(initiating) => connection.startup_frame = Some(initiating.machine.request().to_vec()),
+            Phase::Responding(_) => connections.await_request(index, connection),
+            Phase::Stream(_) => streams.on_open(index, connection),
+            Phase::Incoming(_) => {
+                if !connections.accept_stream(&control.doorbells, config, index, connection) {
+                    connection.abort(link, counters, *now);
+                }
+            }
+            Phase::Requested(_) | Phase::Running(_) | Phase::Closing(_) => {}
+        }
+    }
+
+    /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
+    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
+        let Core { connections, link, rdma, counters, config, now, .. } = self;
+        match connection.take_startup(counters, octets) {
+            Startup::More => {}
+            Startup::Request => connections.on_request(config.index, index, connection),
+            Startup::Reply(outcome, used) => {
+                rdma.on_reply(&connections.tcp_config, &config.iwarp, *now, connection, outcome);
+                return used;
+            }
+            Startup::Failed => connection.fail_startup(link, rdma, counters, *now, ConnectFailure::Startup),
+        }
+        octets.len()
+    }
+
+    /// Takes the octets that a stream had received before it was converted.
+    pub(super) fn on_early_octets(&mut self, index: u32, octets: &[u8]) {
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        let mut rest = octets;
+        // There is no Reply before our Request, and no FPDU before our Reply.
+        while let Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) = connection.phase
+            && !rest.is_empty()
+            && !connection.gone
+        {
+            let used = self.on_startup_octets(index, &mut connection, rest);
+            rest = &rest[used.min(rest.len())..];
+        }
+        self.put_back(index, connection);
+    }
+
+    /// Handles TCP's events about the end of the connection.
+    #[cold]
+    pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
+        if !connection.take_end(&mut self.link, &mut self.counters, self.now, events) {
+            return;
+        }
+        if events.contains(Events::PEER_FIN) && !connection.awaits_receive() {
+            self.on_peer_fin(index, connection);
+        }
+        if events.contains(Events::TIME_WAIT) {
+            connection.finished = true;
+            connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
+            connection.phase.forget_deadline();
+            self.discard_waiting(connection);
+        }
+        if events.contains(Events::CLOSED) {
+            connection.gone = true;
+        }
+    }
+
+    /// Handles the peer's FIN, behind all data.
+    pub(crate) fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
+        let Core { connections, link, rdma, streams, counters, now, .. } = self;
+        match &connection.phase {
+            Phase::Running(_) => rdma.on_fin(counters, *now, connection),
+            Phase::Stream(_) => streams.on_fin(index, connection),
+            _ => connection.on_bare_fin(&mut connections.opening, link, rdma, counters, *now),
+        }
+    }
+
+    /// Handles a timer of a connection, which may not be due yet.
+    pub(super) fn on_timer(&mut self, turn: &Turn<'_>, index: u32) {
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        if connection.tcp.deadline().is_some_and(|at| at <= self.now) {
+            let events = connection.tcp.on_deadline(self.now);
+            if self.net.paths.is_doubting() {
+                self.net.review_doubt(&mut self.counters, self.now, index, &mut connection);
+            }
+            if events.contains(Events::TIMED_OUT) {
+                // Send the reset while there is still a connection.
+                self.transmit(index, &mut connection);
+            }
+            if !events.is_empty() {
+                connection.acknowledged(&mut self.connections.records);
+                self.on_tcp_end(index, &mut connection, events);
+            }
+            connection.schedule(&mut self.connections.ready, index);
+        }
+        if !connection.gone && connection.phase.deadline().is_some_and(|at| at <= self.now) {
+            let (link, rdma, counters) = (&mut self.link, &mut self.rdma, &mut self.counters);
+            connection.on_phase_deadline(link, rdma, counters, &self.config, self.now);
+            connection.schedule(&mut self.connections.ready, index);
+        }
+        if connection.awaits_receive() && !connection.gone {
+            self.look_for_receive(turn, index, &mut connection);
+        }
+        self.put_back(index, connection);
     }
 
     /// Puts a connection back that was taken out for a while, and ends it if it is over.

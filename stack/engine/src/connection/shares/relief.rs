@@ -4,8 +4,8 @@ use super::{REVIEW, WATCH, Watched, is_silent};
 use crate::api::command::DisconnectReason;
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
-use crate::connection::Connections;
 use crate::connection::slab::Handle;
+use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use uwarp_tcp::Instant;
@@ -13,12 +13,12 @@ use uwarp_wire::address::IpAddress;
 
 impl<B: Buffer> Connections<B> {
     /// The handshake of a passive connection is done; its MPA Request may come.
-    pub(crate) fn await_request(&mut self, index: u32, port: u16) {
-        let table = &self.table;
-        let (Some(handle), Some(listener)) = (table.reserved_handle(index), self.opening.listeners.get_mut(&port))
-        else {
-            return;
-        };
+    pub(crate) fn await_request(&mut self, index: u32, connection: &mut Connection) {
+        let Some(id) = connection.phase.listener() else { return };
+        self.opening.handshake_done(connection, id);
+        let (table, listeners) = (&self.table, &mut self.opening.listeners);
+        let listener = listeners.get_mut(&connection.flow.local_port);
+        let (Some(handle), Some(listener)) = (table.reserved_handle(index), listener) else { return };
         let order = &mut listener.silent.order;
         // At most a backlog of connections is pending, so the amortised cost for each new one is small.
         if order.len() >= 2 * listener.backlog as usize {
