@@ -2,6 +2,7 @@
 
 mod commands;
 mod connection;
+mod receive;
 
 use std::time::Duration;
 

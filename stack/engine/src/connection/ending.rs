@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason, ListenerId};
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
+use crate::api::stats::DropReason;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
 use crate::connection::{Connection, Connections, Opening};
@@ -388,6 +389,19 @@ impl Connection {
             self.mark_lost();
         }
         true
+    }
+
+    /// Octets arrive that nobody reads.
+    pub(crate) fn discard_octets<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+        if let Phase::Closing(closing) = &mut self.phase {
+            closing.reader.missed();
+        }
+        counters.count_drop(DropReason::StreamEnded);
+        if self.finished && self.queue_pair.is_none() {
+            // Our side has finished: the peer must learn that its data are discarded.
+            self.ends_by(DisconnectReason::Aborted);
+            self.abort(link, counters, now);
+        }
     }
 
     /// Handles the peer's FIN before the stream has begun, or when only TCP is left.

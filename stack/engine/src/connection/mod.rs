@@ -24,6 +24,7 @@ pub(crate) mod phase;
 pub(crate) mod ports;
 mod ready;
 mod removal;
+mod segment;
 pub(crate) mod shares;
 pub(crate) mod shutdown;
 pub(crate) mod slab;
@@ -33,6 +34,7 @@ pub(crate) mod time_wait;
 pub(crate) mod wheel;
 
 pub(crate) use buffers::{HeldFrame, HeldFrames, Record};
+pub(crate) use segment::drop_reason;
 pub(crate) use table::{Connections, Opening};
 
 /// Octets of the headers of IPv6 and TCP without options.

@@ -184,7 +184,7 @@ impl Handoff {
     }
 
     /// Moves the next frame from another engine into `out`; true if its TCP checksum is known to be right.
-    fn receive(&mut self, out: &mut Vec<u8>) -> Option<bool> {
+    pub(crate) fn receive(&mut self, out: &mut Vec<u8>) -> Option<bool> {
         for consumer in self.from.iter_mut().flatten() {
             let Some(first) = consumer.pop() else { continue };
             let word = u32::from_be_bytes([first[0], first[1], first[2], first[3]]);

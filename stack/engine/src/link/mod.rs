@@ -12,7 +12,7 @@ use crate::link::port::{Buffer, Port};
 pub mod handoff;
 pub(crate) mod lookahead;
 pub mod port;
-pub(crate) mod receive;
+mod receive;
 mod segmentation;
 mod state;
 pub mod steering;

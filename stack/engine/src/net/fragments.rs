@@ -1,6 +1,5 @@
 //! Fragments received and sent. Usual packets never come here.
 
-use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::Instant;
 use uwarp_wire::frame::{
@@ -13,7 +12,6 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::core::Core;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
@@ -114,69 +112,55 @@ impl Net {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// Takes a frame of any length from our own memory. `verified`: the TCP checksum is known to be right.
-    #[cold]
-    pub(crate) fn receive_octets(&mut self, turn: &Turn<'_>, octets: &[u8], verified: bool) {
-        match classify(octets, octets.len()) {
-            Ok(Frame::Tcp(frame)) => self.receive_segment(turn, &frame, octets, verified),
-            // Nested fragments are dropped.
-            Ok(Frame::Fragment(_)) => self.counters.count_drop(DropReason::Fragment),
-            other => self.receive_other(turn, other, octets),
-        }
-    }
+/// A segment in our own memory, which is cut into buffers, each with headers of its own.
+pub(crate) struct Pieces<'a> {
+    path: Path,
+    header: TcpHeader,
+    ecn: u8,
+    payload: &'a [u8],
+    /// Where in the payload the next piece begins, unless the last was cut.
+    next: Option<usize>,
+}
 
-    /// Takes a segment from our own memory: cuts it into buffers, each with headers of its own.
-    fn receive_segment(&mut self, turn: &Turn<'_>, frame: &TcpFrame, octets: &[u8], verified: bool) {
-        if !verified && !frame.checksum_is_good(octets, checksum_sum) {
-            return self.counters.count_drop(DropReason::L4Checksum);
-        }
+impl Pieces<'_> {
+    /// Those of the segment in the frame `octets`.
+    pub(crate) fn of<'a>(frame: &TcpFrame, octets: &'a [u8]) -> Pieces<'a> {
         let payload = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len).unwrap_or(&[]);
-        let most = self.link.port.capabilities().data_room - self.link.payload_start;
         let path = Path {
             vlan: frame.vlan,
             ..Path::new(frame.source_mac, frame.destination_mac, frame.flow.remote, frame.flow.local)
         };
-        let mut at = 0;
-        loop {
-            let piece = &payload[at..payload.len().min(at + most)];
-            let last = at + piece.len() == payload.len();
-            let header = header_of_piece(frame.header, at, last);
-            let Core { link, counters, .. } = self;
-            let Some(buffer) = link.frame_of_piece(counters, &path, &header, frame.ecn, piece) else { return };
-            let Ok(Frame::Tcp(part)) = classify(buffer.data(), buffer.total_len()) else {
-                return self.counters.cannot_be("a piece of a segment is none");
-            };
-            self.receive_tcp(turn, &part, buffer);
-            at += piece.len();
-            if last {
-                return;
-            }
-        }
+        Pieces { path, header: frame.header, ecn: frame.ecn, payload, next: Some(0) }
     }
 }
 
 impl<P: Port> Link<P> {
-    /// The frame of a piece of a segment, in a buffer of its own. `None`: there is no buffer, which is counted.
-    fn frame_of_piece(
+    /// The next piece, in a buffer of its own. `None` also if there is no buffer, which is counted.
+    pub(crate) fn next_piece(
         &mut self,
         counters: &mut Counters,
-        path: &Path,
-        header: &TcpHeader,
-        ecn: u8,
-        piece: &[u8],
-    ) -> Option<P::Buffer> {
+        pieces: &mut Pieces<'_>,
+    ) -> Option<(TcpFrame, P::Buffer)> {
+        let at = pieces.next.take()?;
+        let most = self.port.capabilities().data_room - self.payload_start;
+        let end = pieces.payload.len().min(at + most);
+        let is_last = end == pieces.payload.len();
         // Out-of-order data may hold these buffers, so the reserve stays untouched.
         let buffer = if self.has_free(self.transmit.reserve + 1) { self.alloc() } else { None };
         let Some(mut buffer) = buffer else {
             counters.count_drop(DropReason::NoTransmitBuffer);
             return None;
         };
-        if write_piece(&mut buffer, self.payload_start, path, header, ecn, piece).is_none() {
-            counters.cannot_be("a piece of a segment does not fit into a buffer");
+        let header = header_of_piece(pieces.header, at, is_last);
+        let piece = &pieces.payload[at..end];
+        let written = write_piece(&mut buffer, self.payload_start, &pieces.path, &header, pieces.ecn, piece);
+        let frame = written.and_then(|()| classify(buffer.data(), buffer.total_len()).ok());
+        let Some(Frame::Tcp(frame)) = frame else {
+            counters.cannot_be("a piece of a segment is none, or does not fit into a buffer");
             return None;
-        }
-        Some(buffer)
+        };
+        pieces.next = (!is_last).then_some(end);
+        Some((frame, buffer))
     }
 }
 

@@ -3,8 +3,15 @@
 use std::time::Duration;
 
 use uwarp_tcp::Instant;
+use uwarp_wire::WireError;
+use uwarp_wire::frame::Frame;
 
 use crate::api::command::{AsyncEvent, EventSink};
+use crate::api::counters::Counters;
+use crate::api::stats::DropReason;
+use crate::connection::Connections;
+use crate::link::Link;
+use crate::link::port::Port;
 use crate::net::addresses::Addresses;
 use crate::net::error_limit::ErrorLimit;
 use crate::net::neighbours::Neighbours;
@@ -48,4 +55,61 @@ pub(crate) struct Net {
     pub(crate) defended_at: Option<Instant>,
     /// When rare work is due: addresses, announcements.
     pub(crate) chores_at: Option<Instant>,
+}
+
+impl Net {
+    /// Takes a frame that is no segment; `octets` are all of it. Gives the frame of a packet whose last fragment it is.
+    #[cold]
+    pub(crate) fn receive<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        connections: &mut Connections<P::Buffer>,
+        counters: &mut Counters,
+        now: Instant,
+        frame: Result<Frame<'_>, WireError>,
+        octets: &[u8],
+    ) -> Option<Vec<u8>> {
+        let vlan = match &frame {
+            Ok(Frame::Arp(frame)) => frame.vlan,
+            Ok(Frame::Icmp(frame)) => frame.route.vlan,
+            Ok(Frame::Icmp6(frame)) => frame.route.vlan,
+            Ok(Frame::Fragment(frame)) => frame.route.vlan,
+            Ok(Frame::Refused(frame)) => frame.route.vlan,
+            Ok(Frame::Tcp(_) | Frame::Other(_)) | Err(_) => link.vlan,
+        };
+        if !link.is_our_vlan(vlan) {
+            counters.count_drop(DropReason::WrongVlan);
+            return None;
+        }
+        match frame {
+            Ok(Frame::Arp(frame)) => {
+                link.share(counters, octets);
+                self.receive_arp(link, counters, now, &frame);
+            }
+            Ok(Frame::Icmp(frame)) => {
+                let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
+                if !flow.is_some_and(|flow| link.hand_off_octets(counters, &flow, octets)) {
+                    self.receive_icmp(link, connections, counters, now, &frame);
+                }
+            }
+            Ok(Frame::Icmp6(frame)) => {
+                let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
+                if frame.message.is_discovery() {
+                    link.share(counters, octets);
+                }
+                if !flow.is_some_and(|flow| link.hand_off_octets(counters, &flow, octets)) {
+                    self.receive_icmp6(link, connections, counters, now, &frame);
+                }
+            }
+            Ok(Frame::Fragment(frame)) => return self.take_fragment(link, counters, now, &frame, octets),
+            Ok(Frame::Refused(frame)) => self.refuse_packet(link, counters, now, &frame, octets),
+            Ok(Frame::Other(_)) => counters.count_drop(DropReason::UnknownProtocol),
+            Ok(Frame::Tcp(_)) => counters.cannot_be("a segment is taken for another packet"),
+            Err(WireError::HeaderChecksum) => counters.count_drop(DropReason::IpChecksum),
+            Err(WireError::IcmpChecksum) => counters.count_drop(DropReason::L4Checksum),
+            Err(WireError::Neighbour) => counters.count_drop(DropReason::BadDiscovery),
+            Err(_) => counters.count_drop(DropReason::Malformed),
+        }
+        None
+    }
 }

@@ -33,7 +33,7 @@ impl<P: Port> Core<P> {
     }
 
     /// TCP is open.
-    pub(crate) fn on_established(&mut self, index: u32, connection: &mut Connection) {
+    fn on_established(&mut self, index: u32, connection: &mut Connection) {
         let Core { connections, link, streams, control, counters, config, now, .. } = self;
         match &connection.phase {
             Phase::Initiating(initiating) => connection.startup_frame = Some(initiating.machine.request().to_vec()),
@@ -49,7 +49,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
-    pub(crate) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
+    pub(super) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
         let Core { connections, link, rdma, counters, config, now, .. } = self;
         match connection.take_startup(counters, octets) {
             Startup::More => {}
@@ -78,9 +78,20 @@ impl<P: Port> Core<P> {
         self.put_back(index, connection);
     }
 
+    /// Handles TCP's events that come before the octets of their segment.
+    #[cold]
+    pub(super) fn on_tcp_start(&mut self, index: u32, connection: &mut Connection, events: Events) {
+        if events.contains(Events::ESTABLISHED) {
+            self.on_established(index, connection);
+        }
+        if events.contains(Events::URGENT) {
+            self.streams.on_urgent(index, connection);
+        }
+    }
+
     /// Handles TCP's events about the end of the connection.
     #[cold]
-    pub(crate) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
+    pub(super) fn on_tcp_end(&mut self, index: u32, connection: &mut Connection, events: Events) {
         if !connection.take_end(&mut self.link, &mut self.counters, self.now, events) {
             return;
         }

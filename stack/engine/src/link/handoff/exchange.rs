@@ -2,10 +2,9 @@
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::core::Core;
 use crate::link::Link;
-use crate::link::port::{BURST, Buffer, Port};
-use uwarp_memory::Turn;
+use crate::link::handoff::Handoff;
+use crate::link::port::{Buffer, Port};
 use uwarp_wire::address::FlowKey;
 
 impl<P: Port> Link<P> {
@@ -62,22 +61,16 @@ fn count_handed_off(counters: &mut Counters, sent: bool) {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// Takes the frames that other engines have handed over.
-    #[cold]
-    pub(crate) fn run_handoff(&mut self, turn: &Turn<'_>) {
-        let Some(handoff) = &mut self.link.handoff else { return };
-        handoff.second_hand = true;
-        let mut octets = std::mem::take(&mut handoff.scratch);
-        for _ in 0..BURST {
-            let received = self.link.handoff.as_mut().and_then(|handoff| handoff.receive(&mut octets));
-            let Some(verified) = received else { break };
-            self.counters.taken_over += 1;
-            self.receive_octets(turn, &octets, verified);
-        }
-        if let Some(handoff) = &mut self.link.handoff {
-            handoff.second_hand = false;
-            handoff.scratch = octets;
-        }
+impl Handoff {
+    /// The frames that follow come from other engines. Gives memory for them.
+    pub(crate) fn begin_second_hand(&mut self) -> Vec<u8> {
+        self.second_hand = true;
+        std::mem::take(&mut self.scratch)
+    }
+
+    /// Those were all.
+    pub(crate) fn end_second_hand(&mut self, scratch: Vec<u8>) {
+        self.second_hand = false;
+        self.scratch = scratch;
     }
 }

@@ -1,0 +1,274 @@
+//! A received frame on its way through the rooms: classified, assigned to a connection, given to TCP, and what TCP has in
+//! order to the layer above.
+
+use uwarp_memory::Turn;
+use uwarp_memory::kernels::checksum_sum;
+use uwarp_tcp::{Events, Payload};
+use uwarp_wire::WireError;
+use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
+use uwarp_wire::tcp::TcpFlags;
+
+use crate::api::stats::DropReason;
+use crate::connection::phase::Phase;
+use crate::connection::{Connection, HeldFrame};
+use crate::core::Core;
+use crate::link::contiguous;
+use crate::link::port::{BURST, Buffer, Port};
+use crate::net::fragments::Pieces;
+
+impl<P: Port> Core<P> {
+    /// Takes one frame.
+    pub(super) fn receive_frame(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        if self.receive_short(turn, std::slice::from_ref(&buffer)) == 0 {
+            self.receive_long(turn, buffer);
+        }
+    }
+
+    /// Takes the first of these frames, and others behind it, the short way, if they are for it. Gives how many.
+    #[inline(always)]
+    pub(super) fn receive_short(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
+        if self.config.hot { self.receive_hot(turn, frames) } else { 0 }
+    }
+
+    /// Takes a frame that is none for the short way.
+    #[inline]
+    pub(super) fn receive_long(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        self.counters.frames_received += 1;
+        self.counters.octets_received += buffer.total_len() as u64;
+        self.was_usual = false;
+        // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
+        let usual = usual_tcp(buffer.data(), buffer.total_len());
+        match &usual {
+            Some(frame) => self.receive_tcp(turn, frame, buffer),
+            None => self.receive_unusual(turn, buffer),
+        }
+    }
+
+    #[inline(never)]
+    fn receive_unusual(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        self.needs_attention = true;
+        match classify(buffer.data(), buffer.total_len()) {
+            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+            other if buffer.segment_count() == 1 => self.receive_other(turn, other, buffer.data()),
+            _ => self.receive_chain(turn, buffer),
+        }
+    }
+
+    /// A frame in several buffers that is no segment, or whose headers are not contiguous: rare, so a copy is good enough.
+    fn receive_chain(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
+        let mut scratch = std::mem::take(&mut self.link.scratch);
+        let octets = contiguous(&buffer, &mut scratch);
+        match classify(octets, octets.len()) {
+            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+            other => self.receive_other(turn, other, octets),
+        }
+        self.link.scratch = scratch;
+    }
+
+    #[cold]
+    fn receive_other(&mut self, turn: &Turn<'_>, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
+        let Core { net, link, connections, counters, now, .. } = self;
+        let whole = net.receive(link, connections, counters, *now, frame, octets);
+        self.end_connections();
+        if let Some(whole) = whole {
+            self.receive_octets(turn, &whole, false);
+        }
+    }
+
+    /// Takes a frame of any length from our own memory. `verified`: the TCP checksum is known to be right.
+    #[cold]
+    fn receive_octets(&mut self, turn: &Turn<'_>, octets: &[u8], verified: bool) {
+        match classify(octets, octets.len()) {
+            Ok(Frame::Tcp(frame)) => {
+                if !verified && !frame.checksum_is_good(octets, checksum_sum) {
+                    return self.counters.count_drop(DropReason::L4Checksum);
+                }
+                let mut pieces = Pieces::of(&frame, octets);
+                while let Some((piece, buffer)) = self.link.next_piece(&mut self.counters, &mut pieces) {
+                    self.receive_tcp(turn, &piece, buffer);
+                }
+            }
+            // Nested fragments are dropped.
+            Ok(Frame::Fragment(_)) => self.counters.count_drop(DropReason::Fragment),
+            other => self.receive_other(turn, other, octets),
+        }
+    }
+
+    /// Takes the frames that other engines have handed over.
+    #[cold]
+    pub(super) fn run_handoff(&mut self, turn: &Turn<'_>) {
+        let Some(handoff) = &mut self.link.handoff else { return };
+        let mut octets = handoff.begin_second_hand();
+        for _ in 0..BURST {
+            let received = self.link.handoff.as_mut().and_then(|handoff| handoff.receive(&mut octets));
+            let Some(verified) = received else { break };
+            self.counters.taken_over += 1;
+            self.receive_octets(turn, &octets, verified);
+        }
+        if let Some(handoff) = &mut self.link.handoff {
+            handoff.end_second_hand(octets);
+        }
+    }
+
+    #[inline]
+    fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer) {
+        if !self.link.admits(&mut self.counters, frame, &buffer) {
+            return;
+        }
+        let found = self.connections.find(&frame.flow);
+        let Some(index) = found.or_else(|| self.on_stranger(frame, &buffer)) else { return };
+        let Some(mut connection) = self.connections.table.take(index) else {
+            return self.counters.cannot_be("a connection is found and not there");
+        };
+        self.connections.guess = Some(index);
+        if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
+            // The peer reuses the ports of a finished connection (RFC 6191): the new connection replaces it.
+            if let Some(old) = connection.tcp.time_wait() {
+                self.enter_time_wait(index, connection, old);
+            } else {
+                connection.gone = true;
+                self.put_back(index, connection);
+            }
+            self.on_stranger(frame, &buffer);
+            return;
+        }
+        let usual = self.on_segment(turn, index, &mut connection, frame, buffer);
+        self.settle_segment(index, connection, usual);
+    }
+
+    /// Finds who takes a segment of an unknown flow: another engine, or nobody, or a connection that it opens by a cookie.
+    #[cold]
+    fn on_stranger(&mut self, frame: &TcpFrame, buffer: &P::Buffer) -> Option<u32> {
+        let Core { connections, link, net, counters, config, now, .. } = self;
+        if link.handoff.is_some()
+            && !connections.time_wait.contains(&frame.flow)
+            && link.hand_off(counters, &frame.flow, buffer)
+        {
+            return None;
+        }
+        // Connections have one of our addresses; this flow has no connection.
+        if !net.addresses.is_own(frame.flow.local) {
+            counters.count_drop(DropReason::WrongAddress);
+            return None;
+        }
+        let index = connections.on_stranger(link, net, counters, config, *now, frame);
+        self.needs_attention = true;
+        self.end_connections();
+        index
+    }
+
+    /// Puts a connection back whose segment was processed. `usual`: nothing happened that changes its state.
+    #[inline]
+    pub(crate) fn settle_segment(&mut self, index: u32, mut connection: Box<Connection>, usual: bool) {
+        if usual && !connection.gone && !connection.quiet {
+            connection.look_for_quiet(&mut self.rdma.queue_pairs);
+        }
+        if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
+            return self.put_back(index, connection);
+        }
+        // It is served later in this turn, which also arms its timer.
+        connection.schedule(&mut self.connections.ready, index);
+        self.connections.table.put(index, connection);
+    }
+
+    /// Takes a segment. True: nothing happened that changes the connection's state.
+    #[inline]
+    fn on_segment(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        frame: &TcpFrame,
+        buffer: P::Buffer,
+    ) -> bool {
+        let Core { connections, counters, now, .. } = self;
+        let received = connections.take_segment(counters, *now, connection, frame, buffer.segment_count());
+        if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
+            self.on_tcp_start(index, connection, received.events);
+        }
+        if received.events.intersects(Events::OCTETS_ACKED | Events::FIN_ACKED) {
+            connection.acknowledged(&mut self.connections.records);
+        }
+        match received.payload {
+            Payload::InOrder { skip, len } => {
+                self.deliver(turn, index, connection, &buffer, frame.payload_offset, skip, len);
+                drop(buffer);
+                while let Some(held) = connection.tcp.take_in_order() {
+                    let Some(next) = self.connections.held.remove(held.token) else {
+                        self.counters.cannot_be("TCP holds a frame that is gone");
+                        continue;
+                    };
+                    let from = next.payload_offset as usize;
+                    self.deliver(turn, index, connection, &next.buffer, from, held.skip, held.len);
+                }
+            }
+            Payload::Held => {
+                self.connections.held.insert(HeldFrame { buffer, payload_offset: frame.payload_offset as u32 });
+            }
+            Payload::None | Payload::Discarded => {}
+        }
+        while let Some(token) = connection.tcp.drain_discarded() {
+            self.connections.held.remove(token);
+        }
+        if received.events.intersects(
+            Events::PEER_FIN
+                | Events::RESET
+                | Events::CLOSED
+                | Events::TIME_WAIT
+                | Events::FIN_ACKED
+                | Events::TIMED_OUT,
+        ) {
+            self.on_tcp_end(index, connection, received.events);
+            return false;
+        }
+        !received.events.contains(Events::ESTABLISHED)
+    }
+
+    /// Delivers octets `skip .. skip + len` of a frame's payload to the layers above.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn deliver(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        buffer: &P::Buffer,
+        payload_offset: usize,
+        skip: u32,
+        len: u32,
+    ) {
+        let from = payload_offset + skip as usize;
+        let range = from..from + len as usize;
+        if buffer.segment_count() == 1 {
+            let octets = buffer.data().get(range).unwrap_or(&[]);
+            self.on_octets(turn, index, connection, octets);
+        } else {
+            let mut scratch = std::mem::take(&mut self.link.scratch);
+            let octets = contiguous(buffer, &mut scratch).get(range).unwrap_or(&[]);
+            self.on_octets(turn, index, connection, octets);
+            self.link.scratch = scratch;
+        }
+    }
+
+    /// Takes octets of the stream, in order.
+    #[inline]
+    pub(crate) fn on_octets(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection, octets: &[u8]) {
+        let mut rest = octets;
+        while !rest.is_empty() {
+            match &connection.phase {
+                Phase::Running(_) => return self.on_stream(turn, connection, rest),
+                Phase::Stream(_) => {
+                    let Core { streams, link, counters, now, .. } = self;
+                    return streams.on_octets(link, counters, *now, index, connection, rest);
+                }
+                Phase::Closing(_) | Phase::Incoming(_) => {
+                    return connection.discard_octets(&mut self.link, &mut self.counters, self.now);
+                }
+                Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => {
+                    let used = self.on_startup_octets(index, connection, rest);
+                    rest = &rest[used.min(rest.len())..];
+                }
+            }
+        }
+    }
+}
