@@ -86,7 +86,7 @@ impl Streams {
         self.wake_later(index, connection, Interest::READABLE);
         if taken < octets.len() {
             // TCP accepts nothing beyond the window, and the window is the ring's free space.
-            debug_assert!(false, "octets beyond the window");
+            counters.cannot_be("octets beyond the window");
             connection.abort_stream(link, counters, now);
         }
     }
@@ -291,6 +291,7 @@ impl<B: Buffer> Connections<B> {
             let start = link.payload_start;
             let count = waiting.min(most);
             let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + count)) else {
+                counters.cannot_be("a segment does not fit into a fresh buffer");
                 break false;
             };
             let count = stream.send.read(room);

@@ -82,7 +82,9 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         index: u32,
     ) {
-        let Some(mut connection) = self.table.take(index) else { return };
+        let Some(mut connection) = self.table.take(index) else {
+            return counters.cannot_be("a connection that is gone is closed");
+        };
         connection.disconnect(link, rdma, counters, config, now);
         connection.schedule(&mut self.ready, index);
         self.put_back(index, connection);
@@ -433,7 +435,9 @@ impl Connection {
 impl Rdma {
     /// Handles the peer's FIN behind a stream in full operation.
     pub(crate) fn on_fin(&mut self, counters: &mut Counters, now: Instant, connection: &mut Connection) {
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Phase::Running(running) = &mut connection.phase else {
+            return counters.cannot_be("a stream ends that is not in full operation");
+        };
         let unframed = connection.gather.len();
         running.peer_closed = true;
         let mut queue_pair = self.take(connection.queue_pair);

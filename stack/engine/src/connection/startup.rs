@@ -246,9 +246,11 @@ impl<B: Buffer> Connections<B> {
     }
 
     /// The peer's Request is complete: asks the application.
-    pub(crate) fn on_request(&self, engine: u16, index: u32, connection: &mut Connection) {
-        let Some(handle) = self.table.reserved_handle(index) else { return };
-        let Phase::Responding(responding) = &connection.phase else { return };
+    pub(crate) fn on_request(&self, counters: &mut Counters, engine: u16, index: u32, connection: &mut Connection) {
+        let (Some(handle), Phase::Responding(responding)) = (self.table.reserved_handle(index), &connection.phase)
+        else {
+            return counters.cannot_be("a Request comes for a connection that is gone, or waits for none");
+        };
         let (local, peer) = endpoints(&connection.flow);
         let requests = match &responding.origin {
             Origin::Listener(listener) => {
@@ -308,15 +310,17 @@ impl Rdma {
     /// The peer's Reply is complete. `settings` are TCP's.
     pub(crate) fn on_reply(
         &mut self,
+        counters: &mut Counters,
         settings: &uwarp_tcp::Config,
         iwarp: &IwarpConfig,
         now: Instant,
         connection: &mut Connection,
         outcome: Outcome,
     ) {
-        let Phase::Initiating(initiating) = &connection.phase else { return };
+        let (Phase::Initiating(initiating), Some(number)) = (&connection.phase, connection.queue_pair) else {
+            return counters.cannot_be("a Reply comes for a connection that waits for none");
+        };
         let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
-        let Some(number) = connection.queue_pair else { return };
         match outcome {
             Outcome::Established(parameters) => {
                 let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(now + delay) };

@@ -189,7 +189,9 @@ impl Net {
         octets: &'a [u8],
         message: impl FnOnce(&'a [u8]) -> IcmpMessage<'a>,
     ) {
-        let Some(packet) = packet_of(route, octets) else { return };
+        let Some(packet) = packet_of(route, octets) else {
+            return counters.cannot_be("a packet begins behind its frame");
+        };
         if !self.may_answer(counters, now, route, packet) {
             return;
         }
@@ -210,7 +212,9 @@ impl Net {
         octets: &'a [u8],
         message: impl FnOnce(&'a [u8]) -> Icmp6Message<'a>,
     ) {
-        let Some(packet) = packet_of(route, octets) else { return };
+        let Some(packet) = packet_of(route, octets) else {
+            return counters.cannot_be("a packet begins behind its frame");
+        };
         let source = self.answering_address(route.destination, route.source);
         let Some(source) = source else { return };
         if !self.may_answer(counters, now, route, packet) {

@@ -53,9 +53,9 @@ impl<P: Port> Core<P> {
         let Core { connections, link, rdma, counters, config, now, .. } = self;
         match connection.take_startup(counters, octets) {
             Startup::More => {}
-            Startup::Request => connections.on_request(config.index, index, connection),
+            Startup::Request => connections.on_request(counters, config.index, index, connection),
             Startup::Reply(outcome, used) => {
-                rdma.on_reply(&connections.tcp_config, &config.iwarp, *now, connection, outcome);
+                rdma.on_reply(counters, &connections.tcp_config, &config.iwarp, *now, connection, outcome);
                 return used;
             }
             Startup::Failed => connection.fail_startup(link, rdma, counters, *now, ConnectFailure::Startup),
@@ -65,7 +65,9 @@ impl<P: Port> Core<P> {
 
     /// Takes the octets that a stream had received before it was converted.
     pub(super) fn on_early_octets(&mut self, index: u32, octets: &[u8]) {
-        let Some(mut connection) = self.connections.table.take(index) else { return };
+        let Some(mut connection) = self.connections.table.take(index) else {
+            return self.counters.cannot_be("a connection that was converted is gone");
+        };
         let mut rest = octets;
         // There is no Reply before our Request, and no FPDU before our Reply.
         while let Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) = connection.phase

@@ -236,7 +236,10 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         (frame, tcp): (&TcpFrame, uwarp_tcp::Connection),
     ) -> Option<u32> {
-        let listener = self.opening.listeners.get_mut(&frame.flow.local_port)?;
+        let Some(listener) = self.opening.listeners.get_mut(&frame.flow.local_port) else {
+            counters.cannot_be("a connection opens without a listener");
+            return None;
+        };
         listener.pending += 1;
         listener.silent.enter(frame.flow.remote);
         listener.half_open += 1;

@@ -113,7 +113,10 @@ impl<B: Buffer> Connections<B> {
         pressure.condemned = slow.into_iter().map(|(_, handle)| handle).collect();
         pressure.watched_since = now;
         for (index, connection) in table.iter().filter(|(_, connection)| connection.tcp.records() > 0) {
-            let Some(handle) = table.reserved_handle(index) else { continue };
+            let Some(handle) = table.reserved_handle(index) else {
+                counters.cannot_be("a connection has no place in the table");
+                continue;
+            };
             let (acknowledged, pushed) = (connection.tcp.octets_acknowledged(), connection.tcp.octets_pushed());
             pressure.watched.push(Watched { handle, acknowledged, pushed });
         }
