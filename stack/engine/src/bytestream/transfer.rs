@@ -172,18 +172,11 @@ impl<B: Buffer> Connections<B> {
         let isn = self.opening.isn.generate(&flow, now);
         let tcp = uwarp_tcp::Connection::connect(&settings, isn, now);
         let phase = Phase::Stream(StreamLimit::Opening(now + timeout));
-        let index = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
-        self.attach(config.limits.queue_pairs + index, index, streaming);
-        self.schedule_index(index);
-    }
-
-    /// Attaches an application's stream, with the doorbell `bell`, to a connection.
-    fn attach(&mut self, bell: u32, index: u32, streaming: Streaming) {
-        let Some(handle) = self.table.reserved_handle(index) else { return };
-        if let Some(connection) = self.table.get_mut(index) {
-            streaming.shared.attach(bell, handle.to_bits(), endpoints(&connection.flow));
-            connection.stream = Some(streaming);
-        }
+        let (handle, connection) = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
+        let bell = config.limits.queue_pairs + handle.index;
+        streaming.shared.attach(bell, handle.to_bits(), endpoints(&flow));
+        connection.stream = Some(streaming);
+        self.schedule_index(handle.index);
     }
 
     /// Follows up on the application: what it has read opens the window, and what it has written goes to TCP. True:

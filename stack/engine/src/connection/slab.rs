@@ -45,14 +45,13 @@ impl<T> Slab<T> {
         self.entries.len() - self.free.len()
     }
 
-    pub(crate) fn insert(&mut self, value: T) -> Handle {
+    pub(crate) fn insert(&mut self, value: T) -> (Handle, &mut T) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(Entry { generation: 0, mark: false, value: None });
             self.entries.len() as u32 - 1
         });
         let entry = &mut self.entries[index as usize];
-        entry.value = Some(Box::new(value));
-        Handle { index, generation: entry.generation }
+        (Handle { index, generation: entry.generation }, entry.value.insert(Box::new(value)))
     }
 
     /// Takes a value out; its index stays reserved for [`Slab::put`].
@@ -216,11 +215,11 @@ mod tests {
     #[test]
     fn a_handle_dies_with_its_entry() {
         let mut slab = Slab::new();
-        let first = slab.insert("a");
+        let (first, _) = slab.insert("a");
         assert_eq!(slab.resolve(first), Some(first.index));
         assert_eq!(slab.take(first.index), Some(Box::new("a")));
         slab.release(first.index);
-        let second = slab.insert("b");
+        let (second, _) = slab.insert("b");
         assert_eq!(first.index, second.index);
         assert_eq!(slab.resolve(first), None);
         assert_eq!(Handle::from_bits(second.to_bits()), second);
@@ -230,7 +229,7 @@ mod tests {
     #[test]
     fn a_mark_lasts_until_somebody_else_may_change_the_entry() {
         let mut slab = Slab::new();
-        let index = slab.insert("a").index;
+        let index = slab.insert("a").0.index;
         let mark = |slab: &mut Slab<_>| std::mem::replace(slab.get_marked(index).expect("it is there").1, true);
         assert!(!mark(&mut slab) && mark(&mut slab));
         assert_eq!(slab.get(index), Some(&"a"));
@@ -242,7 +241,7 @@ mod tests {
         assert!(!mark(&mut slab));
         slab.take(index);
         slab.release(index);
-        assert_eq!(slab.insert("b").index, index);
+        assert_eq!(slab.insert("b").0.index, index);
         assert!(!mark(&mut slab));
     }
 

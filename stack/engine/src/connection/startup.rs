@@ -20,6 +20,7 @@ use crate::api::config::{EngineConfig, IwarpConfig, Limits};
 use crate::api::counters::Counters;
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::phase::{Initiating, Origin, Phase};
+use crate::connection::slab::Handle;
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::handoff::Claim;
@@ -81,11 +82,11 @@ impl<B: Buffer> Connections<B> {
         flow: FlowKey,
         tcp: uwarp_tcp::Connection,
         phase: Phase,
-    ) -> u32 {
+    ) -> (Handle, &mut Connection) {
         let tag = self.flows.tag(&flow);
         let to_self = net.addresses.loops_back(flow.remote);
         counters.connections_opened += 1;
-        let handle = self.table.insert(Connection {
+        let (handle, connection) = self.table.insert(Connection {
             flow,
             tag,
             scheduled: false,
@@ -109,12 +110,10 @@ impl<B: Buffer> Connections<B> {
         });
         self.flows.insert(tag, handle.index);
         self.opening.reserved.connected(flow.local_port);
-        if net.paths.mtu(flow.remote).is_some()
-            && let Some(connection) = self.table.get_mut(handle.index)
-        {
+        if net.paths.mtu(flow.remote).is_some() {
             net.paths.fit(connection);
         }
-        handle.index
+        (handle, connection)
     }
 
     /// Opens a connection for a queue pair.
@@ -140,12 +139,10 @@ impl<B: Buffer> Connections<B> {
         let isn = self.opening.isn.generate(&flow, now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, now);
         let phase = Phase::Initiating(Box::new(initiating));
-        let index = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
-        if let Some(connection) = self.table.get_mut(index) {
-            connection.queue_pair = Some(number);
-        }
-        self.schedule_index(index);
-        Ok(index)
+        let (handle, connection) = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
+        connection.queue_pair = Some(number);
+        self.schedule_index(handle.index);
+        Ok(handle.index)
     }
 
     /// Whether a connection to that peer may be opened now. Returns its address.

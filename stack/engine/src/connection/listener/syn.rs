@@ -259,13 +259,11 @@ impl<B: Buffer> Connections<B> {
                 Phase::Incoming(Incoming { listener: id, half_open: true, until: now + STREAM_OPENING })
             }
         };
-        let index = self.add_connection(link.own_mac, net, counters, frame.flow, tcp, phase);
-        if let Some(connection) = self.table.get_mut(index) {
-            // The source of the SYN is on the link, or is its router: no need to resolve an address that answers.
-            connection.mac = frame.source_mac.0;
-            connection.epoch = net.neighbours.epoch();
-        }
-        Some(index)
+        let (handle, connection) = self.add_connection(link.own_mac, net, counters, frame.flow, tcp, phase);
+        // The source of the SYN is on the link, or is its router: no need to resolve an address that answers.
+        connection.mac = frame.source_mac.0;
+        connection.epoch = net.neighbours.epoch();
+        Some(handle.index)
     }
 }
 
