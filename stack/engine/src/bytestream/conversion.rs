@@ -21,8 +21,8 @@ use crate::link::port::{Buffer, Port};
 use crate::rdma::Rdma;
 
 impl<B: Buffer> Connections<B> {
-    /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up. Gives the connection,
-    /// and the octets that it had received and nobody had read: they belong to the start-up.
+    /// Converts a plain stream into an RDMA stream. The outcome is reported as for any other MPA start-up. Gives the
+    /// connection, and the octets that it had received and nobody had read: they belong to the start-up.
     pub(crate) fn convert(
         &mut self,
         rdma: &mut Rdma,

@@ -116,7 +116,8 @@ impl Streams {
 }
 
 impl<B: Buffer> Connections<B> {
-    /// The handshake of a stream that a peer opened is done: the listener gets the stream. False: nobody listens any more.
+    /// The handshake of a stream that a peer opened is done: the listener gets the stream. False: nobody listens any
+    /// more.
     pub(crate) fn accept_stream(
         &mut self,
         doorbells: &Arc<Doorbells>,

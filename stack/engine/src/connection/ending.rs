@@ -25,8 +25,8 @@ use crate::rdma::running::{Ending, Limit};
 pub(crate) const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 impl<B: Buffer> Connections<B> {
-    /// Puts a connection back that was taken out for a while, with its timer. If it is over, the end of the step ends it, see
-    /// [`Connections::ending`].
+    /// Puts a connection back that was taken out for a while, with its timer. If it is over, the end of the step ends
+    /// it, see [`Connections::ending`].
     #[inline]
     pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) {
         if connection.gone || connection.has_told_all() || connection.time_wait_left().is_some() {

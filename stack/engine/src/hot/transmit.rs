@@ -417,9 +417,9 @@ impl<P: Port> Core<P> {
 }
 
 impl<P: Port> Link<P> {
-    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before, if this one
-    /// may differ from it in sequence number, length and flags
-    /// alone; it becomes those of this segment if more follow (`goes_on`).
+    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before, if
+    /// this one may differ from it in sequence number, length and flags alone; it becomes those of this segment if more
+    /// follow (`goes_on`).
     #[inline]
     pub(crate) fn emit_fresh(
         &mut self,

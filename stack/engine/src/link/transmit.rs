@@ -21,7 +21,8 @@ use crate::link::port::{Buffer, Port, TransmitChecksums};
 use crate::link::template::Template;
 
 impl<P: Port> Link<P> {
-    /// Sends what TCP has to send to a next hop that is known. `hot`: new data may take the short way. True: there is more.
+    /// Sends what TCP has to send to a next hop that is known. `hot`: new data may take the short way. True: there is
+    /// more.
     #[inline]
     pub(crate) fn transmit(
         &mut self,

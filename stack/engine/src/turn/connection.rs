@@ -123,6 +123,7 @@ impl<P: Port> Core<P> {
 
     /// Handles a timer of a connection, which may not be due yet.
     pub(super) fn on_timer(&mut self, turn: &Turn<'_>, index: u32) {
+        // A frame of the same turn may have ended it.
         let Some(mut connection) = self.connections.table.take(index) else { return };
         if connection.tcp.deadline().is_some_and(|at| at <= self.now) {
             let events = connection.tcp.on_deadline(self.now);

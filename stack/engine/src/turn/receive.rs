@@ -1,5 +1,5 @@
-//! A received frame on its way through the rooms: classified, assigned to a connection, given to TCP, and what TCP has in
-//! order to the layer above.
+//! A received frame on its way through the rooms: classified, assigned to a connection, given to TCP. What TCP has in
+//! order goes to the layer above.
 
 use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
@@ -54,7 +54,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A frame in several buffers that is no segment, or whose headers are not contiguous: rare, so a copy is good enough.
+    /// A frame in several buffers that is no segment, or whose headers are not contiguous. It is rare, so a copy is good
+    /// enough.
     fn receive_chain(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         let mut scratch = std::mem::take(&mut self.link.scratch);
         let octets = contiguous(&buffer, &mut scratch);
@@ -136,7 +137,7 @@ impl<P: Port> Core<P> {
         self.settle_segment(index, connection, usual);
     }
 
-    /// Finds who takes a segment of an unknown flow: another engine, or nobody, or a connection that it opens by a cookie.
+    /// Finds who takes a segment of an unknown flow: another engine, nobody, or a connection that it opens by a cookie.
     #[cold]
     fn on_stranger(&mut self, frame: &TcpFrame, buffer: &P::Buffer) -> Option<u32> {
         let Core { connections, link, net, counters, config, now, .. } = self;
