@@ -45,6 +45,7 @@ impl<B: Buffer> Connections<B> {
     ) {
         let Some(mut queue_pair) = rdma.take(Some(number)) else { return };
         queue_pair.receive.forget_share(number);
+        rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.table.take(index)
         {

@@ -18,7 +18,6 @@
 mod held;
 mod shares;
 
-use uwarp_iwarp::Fault;
 use uwarp_iwarp::Stream;
 use uwarp_iwarp::stream::InboundCommit;
 use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, Turn};
@@ -30,7 +29,6 @@ use self::shares::{Asker, Ended};
 use crate::api::counters::Counters;
 use crate::api::work::{Completion, Status};
 use crate::connection::phase::Phase;
-use crate::connection::slab::Handle;
 use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
@@ -66,20 +64,18 @@ impl QueuePair {
 }
 
 impl Rdma {
-    /// Takes a commit that the peer requests. `handle` is the connection's; `strict`: plain memory cannot be committed.
+    /// Takes a commit that the peer requests.
     #[cold]
     pub(crate) fn on_commit_request(
         &mut self,
         turn: &Turn<'_>,
         now: Instant,
-        handle: Option<Handle>,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
-        (commit, strict): (InboundCommit, bool),
+        commit: InboundCommit,
     ) -> Result<(), Failure> {
         let association = queue_pair.association;
         let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
-        let Some(handle) = handle else { return Err(Fault::LocalCatastrophic.into()) };
         // Everything is checked before anything is asked for.
         let (mut ranges, mut is_plain) = (self.commits.list(), false);
         for region in &commit.regions {
@@ -97,7 +93,7 @@ impl Rdma {
         }
         let status = if commit.exceeds {
             CommitStatus::Limit
-        } else if is_plain && strict {
+        } else if is_plain && self.config.strict_commit {
             CommitStatus::Unsupported
         } else {
             CommitStatus::Success
@@ -107,7 +103,7 @@ impl Rdma {
         if running.stream.commit_waits(ticket) {
             queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, status });
         } else {
-            self.begin_commit(turn, now, running, queue_pair.number, handle, WaitingCommit { ticket, ranges, status });
+            self.begin_commit(turn, now, running, queue_pair.number, WaitingCommit { ticket, ranges, status });
         }
         connection.quiet = false;
         Ok(())
@@ -119,15 +115,14 @@ impl Rdma {
         &mut self,
         turn: &Turn<'_>,
         now: Instant,
-        handle: Option<Handle>,
         running: &mut Running,
         queue_pair: &mut QueuePair,
     ) {
-        while let (Some(handle), Some(commit)) = (handle, queue_pair.waiting_commits.front())
+        while let Some(commit) = queue_pair.waiting_commits.front()
             && !running.stream.commit_waits(commit.ticket)
             && let Some(commit) = queue_pair.waiting_commits.pop_front()
         {
-            self.begin_commit(turn, now, running, queue_pair.number, handle, commit);
+            self.begin_commit(turn, now, running, queue_pair.number, commit);
         }
     }
 
@@ -137,11 +132,10 @@ impl Rdma {
         now: Instant,
         running: &mut Running,
         queue_pair: u32,
-        connection: Handle,
         commit: WaitingCommit,
     ) {
         let WaitingCommit { ticket, ranges, mut status } = commit;
-        let asker = || Asker::Request { connection, ticket };
+        let asker = || Asker::Request { ticket };
         if self.commits.begin(turn, queue_pair, ranges, &mut status, now, asker).is_none() {
             running.stream.commit_done(ticket, status.code());
         }
@@ -157,9 +151,12 @@ impl Rdma {
 
     fn commit_ended<B: Buffer>(&mut self, connections: &mut Connections<B>, ended: Ended) {
         let Ended { key, queue_pair, asker, status } = ended;
+        let Rdma { queue_pairs, lanes, .. } = self;
+        // With a stream its commits end (`Commits::abandon`), so the queue pair still has that connection.
+        let Some(Some(queue_pair)) = queue_pairs.get_mut(queue_pair as usize) else { return };
+        let Some(index) = queue_pair.connection else { return };
         match asker {
-            Asker::Request { connection, ticket } => {
-                let Some(index) = connections.table.resolve(connection) else { return };
+            Asker::Request { ticket } => {
                 let Some(connection) = connections.table.get_mut(index) else { return };
                 if let Phase::Running(running) = &mut connection.phase
                     && running.stream.commit_done(ticket, status.code())
@@ -169,8 +166,6 @@ impl Rdma {
                 }
             }
             Asker::Message { written } => {
-                let Rdma { queue_pairs, lanes, .. } = self;
-                let Some(Some(queue_pair)) = queue_pairs.get_mut(queue_pair as usize) else { return };
                 if let Some(place) = queue_pair.held.iter().position(|held| held.waits_for == Some(key)) {
                     queue_pair.held[place].waits_for = None;
                     if status == CommitStatus::Success {
@@ -185,9 +180,7 @@ impl Rdma {
                 }
                 queue_pair.tell_held(lanes);
                 // It may have overflowed a queue, and later requests may be answered now.
-                if let Some(index) = queue_pair.connection {
-                    connections.schedule_index(index);
-                }
+                connections.schedule_index(index);
             }
         }
     }

@@ -128,7 +128,7 @@ impl Rdma {
         }
         connection.quiet = false;
         let Phase::Running(running) = &mut connection.phase else { return };
-        running.limit = Limit::Close(now + self.terminate_drain);
+        running.limit = Limit::Close(now + self.config.terminate_drain);
         running.outgoing = None;
         // Nothing can be sent after our FIN.
         let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
@@ -227,7 +227,7 @@ impl Rdma {
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
         self.flush_with(counters, queue_pair, began.then_some((0, status)), None);
         if let Phase::Running(running) = &mut connection.phase {
-            running.limit = Limit::Close(now + self.terminate_drain);
+            running.limit = Limit::Close(now + self.config.terminate_drain);
             running.outgoing = None;
             running.terminate = None;
             running.ending = Ending::Closed;

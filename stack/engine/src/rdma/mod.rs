@@ -5,7 +5,7 @@ use std::time::Duration;
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink, QueuePairSetup};
-use crate::api::config::EngineConfig;
+use crate::api::config::{EngineConfig, IwarpConfig};
 use crate::connection::Connection;
 use crate::rdma::commits::Commits;
 use crate::rdma::gathers::Gathers;
@@ -46,8 +46,7 @@ pub(crate) struct Rdma {
     pub(crate) gathers: Gathers,
     /// Where faults of streams and queue pairs are reported.
     pub(crate) events: EventSink<AsyncEvent>,
-    /// Time limit of a stream behind its Terminate.
-    terminate_drain: Duration,
+    config: IwarpConfig,
     /// When the queue pairs of `failed` are checked next.
     pub(crate) sweep_at: Option<Instant>,
     /// Queue pairs in the error state.
@@ -62,7 +61,7 @@ impl Rdma {
             commits,
             gathers: Gathers::new(config.budgets.gather_octets),
             events,
-            terminate_drain: config.iwarp.terminate_drain,
+            config: config.iwarp.clone(),
             sweep_at: None,
             failed: Vec::new(),
         }

@@ -343,9 +343,7 @@ impl<P: Port> Core<P> {
                     .map_err(|_| Failure { send: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() })
             }
             Ok(Delivery::CommitRequest(commit)) => {
-                let handle = queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
-                let commit = (commit, self.config.iwarp.strict_commit);
-                self.rdma.on_commit_request(turn, self.now, handle, connection, queue_pair, commit)
+                self.rdma.on_commit_request(turn, self.now, connection, queue_pair, commit)
             }
             Ok(Delivery::CommitResponse { status, .. }) => {
                 queue_pair.send.commit_done(status);

@@ -152,9 +152,7 @@ impl<P: Port> Core<P> {
                     Ok(Chosen::Nothing) => return Pulled::Dry,
                     Ok(Chosen::Begun) => {
                         if !queue_pair.waiting_commits.is_empty() {
-                            let handle =
-                                queue_pair.connection.and_then(|index| self.connections.table.reserved_handle(index));
-                            self.rdma.begin_waiting_commits(turn, self.now, handle, running, queue_pair);
+                            self.rdma.begin_waiting_commits(turn, self.now, running, queue_pair);
                         }
                     }
                     Ok(Chosen::Whole(element)) => whole = Some(element),

@@ -17,7 +17,6 @@ use uwarp_tcp::Instant;
 
 use super::held::WrittenRanges;
 use crate::api::config::IwarpConfig;
-use crate::connection::slab::Handle;
 
 /// Octets of persistent memory that are written back at once for a request or message: some microseconds.
 const WRITE_BACK_AT_ONCE: u64 = 16 << 10;
@@ -35,7 +34,7 @@ const PAGE: u64 = 4 << 10;
 #[derive(Debug)]
 pub(super) enum Asker {
     /// A request of a peer.
-    Request { connection: Handle, ticket: CommitTicket },
+    Request { ticket: CommitTicket },
     /// A message that the queue pair has received, because of these writes.
     Message { written: WrittenRanges },
 }
