@@ -139,6 +139,9 @@ impl<P: Port> Core<P> {
         if self.needs_attention {
             self.run_rare(turn);
         }
+        if !self.was_usual && self.rdma.gathers.unsettled() {
+            self.rdma.settle_gathers(&mut self.connections, &mut self.counters, self.now);
+        }
         self.link.transmit.frames_each =
             self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
         let is_idle = self.connections.ready.is_empty() && self.link.has_room();

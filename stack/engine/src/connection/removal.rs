@@ -20,8 +20,7 @@ impl Connection {
                 // data, could overtake it. Its own time limit runs.
             }
             Phase::Running(_) | Phase::Closing(_) => {
-                let discarded = rdma.gathers.resume(self);
-                rdma.gathers.give(discarded);
+                rdma.gathers.discard(self);
                 self.finish_tcp(now);
             }
             Phase::Initiating(_)

@@ -159,11 +159,11 @@ impl<P: Port> Core<P> {
     fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
         self.was_usual = false;
         let Some(mut connection) = self.connections.table.take(index) else { return };
-        let mut queue_pair = self.take_queue_pair(&connection);
+        let mut queue_pair = self.rdma.take(connection.queue_pair);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
             self.rdma.on_overflow(&mut self.counters, self.now, &mut connection, queue_pair);
         }
-        self.give_queue_pair(queue_pair);
+        self.rdma.give(queue_pair);
         if !connection.gone {
             self.on_octets(turn, index, &mut connection, octets);
         }

@@ -199,9 +199,15 @@ impl Rdma {
         turn.place_transparent(association, stag, offset, payload, Access::REMOTE_WRITE, note)
     }
 
+    /// What a message waits for that the peer sent behind its writes.
+    #[inline]
+    pub(super) fn hold_for(&mut self, turn: &Turn<'_>, now: Instant, queue_pair: &mut QueuePair) -> Hold {
+        if queue_pair.written.is_empty() { Hold::Free } else { self.commit_written(turn, now, queue_pair) }
+    }
+
     /// Requests that what was written becomes durable before a message is delivered.
     #[cold]
-    pub(crate) fn commit_written(&mut self, turn: &Turn<'_>, now: Instant, queue_pair: &mut QueuePair) -> Hold {
+    fn commit_written(&mut self, turn: &Turn<'_>, now: Instant, queue_pair: &mut QueuePair) -> Hold {
         let mut ranges = self.commits.list();
         // A region that its owner has deregistered need not be kept.
         queue_pair.written.0.retain(|range| turn.keep(range).is_some());

@@ -79,4 +79,44 @@ impl Gathers {
         }
         gather
     }
+
+    /// Drops what [`Gathers::resume`] gives.
+    #[cold]
+    pub(crate) fn discard(&mut self, connection: &mut Connection) {
+        let gather = self.resume(connection);
+        self.give(gather);
+    }
+
+    /// Stores an incomplete FPDU, or what waits for a receive, with its connection, unless that has ended. The budget is not
+    /// looked at before [`Rdma::settle_gathers`](crate::rdma::Rdma::settle_gathers).
+    #[cold]
+    pub(crate) fn put_aside(&mut self, connection: &mut Connection, gather: Vec<u8>) {
+        let stays = !gather.is_empty() && !connection.gone && connection.delivers();
+        let Some(number) = connection.queue_pair.filter(|_| stays) else { return self.give(gather) };
+        if connection.gather_number == 0 {
+            self.last += 1;
+            connection.gather_number = self.last;
+            self.order.push_back((number, self.last));
+        }
+        self.octets += gather.capacity() as u64;
+        self.waiting += 1;
+        connection.gather = gather;
+    }
+
+    /// Whether [`Rdma::settle_gathers`](crate::rdma::Rdma::settle_gathers) has work.
+    #[inline]
+    pub(crate) fn unsettled(&self) -> bool {
+        self.is_over_budget() || self.has_many_places()
+    }
+
+    #[inline]
+    fn is_over_budget(&self) -> bool {
+        self.octets > self.budget
+    }
+
+    /// Whether the order has many places of FPDUs that are complete.
+    #[inline]
+    fn has_many_places(&self) -> bool {
+        self.order.len() > 2 * self.waiting + 2 * SPARE
+    }
 }

@@ -2,24 +2,24 @@
 //!
 //! An FPDU that lies whole in a frame is used in place. One that comes in pieces is put together in a buffer of the
 //! connection: a copy at once, instead of holding on to the device's buffers, so that a slow peer can pin heap memory
-//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool. The budget is looked at whenever a
-//! piece is put aside, and counts what the buffer takes and not what lies in it: a buffer that was grown for a long FPDU is
-//! used again for short ones.
+//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool. The budget is held behind the frames
+//! of a turn, and counts what the buffer takes and not what lies in it: a buffer that was grown for a long FPDU is used again for
+//! short ones.
 
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
 use uwarp_iwarp::{Delivery, Fault, SendEnd, Stream};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
+use uwarp_tcp::Instant;
 
-use crate::api::work::{Completion, CompletionFlags, Status};
+use crate::api::counters::Counters;
+use crate::api::work::{CompletionFlags, Sge, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
-use crate::core::Core;
-use crate::link::port::Port;
 use crate::rdma::Rdma;
-use crate::rdma::commits::Hold;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::ScatterError;
+use crate::rdma::running::Running;
 
 /// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
 #[derive(Debug, Clone, Copy)]
@@ -43,75 +43,88 @@ impl From<Fault> for Failure {
     }
 }
 
-impl<P: Port> Core<P> {
+impl Rdma {
     /// Octets of full operation, in order.
     #[inline]
-    pub(crate) fn on_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
+    pub(crate) fn on_stream(
+        &mut self,
+        turn: &Turn<'_>,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        octets: &[u8],
+    ) {
         let Phase::Running(running) = &connection.phase else { return };
         if running.receive_markers {
-            return self.on_marked_stream(turn, connection, octets);
+            return self.on_marked_stream(turn, counters, now, connection, octets);
         }
-        let crc = running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
-        let mut queue_pair = self.take_queue_pair(connection);
+        let crc = crc_of(running);
+        let mut queue_pair = self.take(connection.queue_pair);
         let mut rest = octets;
         if !connection.gather.is_empty() {
-            rest = self.gather(turn, connection, queue_pair.as_deref_mut(), rest, crc);
+            rest = self.gather(turn, counters, now, connection, queue_pair.as_deref_mut(), rest);
         }
         while !rest.is_empty() {
             match deframe(rest, crc) {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
-                    self.counters.fpdus_received += 1;
-                    self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &rest[ulpdu]);
+                    counters.fpdus_received += 1;
+                    self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &rest[ulpdu]);
                     if connection.gone | connection.awaits_receive() {
-                        self.on_interruption(connection, queue_pair.as_deref_mut(), rest);
+                        self.on_interruption(counters, connection, rest);
                         break;
                     }
                     rest = &rest[fpdu_len..];
                 }
                 Framed::Incomplete { needed } => {
-                    self.start_gather(connection, queue_pair.as_deref_mut(), rest, needed);
+                    self.start_gather(counters, connection, rest, needed);
                     rest = &[];
                 }
                 Framed::BadCrc { .. } => {
-                    self.on_bad_crc(connection, queue_pair.as_deref_mut());
+                    self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
                     rest = &[];
                 }
             }
         }
-        self.give_queue_pair(queue_pair);
+        self.give(queue_pair);
     }
 
-    /// As [`Core::on_stream`], with markers in the octets. All of them go through the connection's gather buffer.
+    /// As [`Rdma::on_stream`], with markers in the octets. All of them go through the connection's gather buffer.
     #[cold]
-    pub(crate) fn on_marked_stream(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
-        let mut queue_pair = self.take_queue_pair(connection);
-        let mut gather = self.rdma.gathers.resume(connection);
+    pub(super) fn on_marked_stream(
+        &mut self,
+        turn: &Turn<'_>,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        octets: &[u8],
+    ) {
+        let mut queue_pair = self.take(connection.queue_pair);
+        let mut gather = self.gathers.resume(connection);
         if gather.capacity() == 0 {
-            gather = self.rdma.gathers.take(octets.len());
+            gather = self.gathers.take(octets.len());
         }
         let enough = gather.len() + octets.len();
-        self.counters.octets_gathered += octets.len() as u64;
+        counters.octets_gathered += octets.len() as u64;
         if gather.capacity() < enough {
-            self.counters.octets_gathered += gather.len() as u64;
+            counters.octets_gathered += gather.len() as u64;
             // Some more, so that not every piece moves those before it. It counts, so not much more.
             gather.reserve_exact(enough + enough / 4 - gather.len());
         }
         gather.extend_from_slice(octets);
-        let mut ulpdu = self.rdma.gathers.take_any();
+        let mut ulpdu = self.gathers.take_any();
         let mut at = 0;
         while let Phase::Running(running) = &mut connection.phase
             && !connection.gone
             && at < gather.len()
         {
-            let crc = running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32);
-            match deframe_marked(&gather[at..], running.receive_position, crc, &mut ulpdu) {
+            match deframe_marked(&gather[at..], running.receive_position, crc_of(running), &mut ulpdu) {
                 Marked::Fpdu { len } => {
                     at += len;
                     running.receive_position += len as u64;
-                    self.counters.fpdus_received += 1;
-                    self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &ulpdu);
+                    counters.fpdus_received += 1;
+                    self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &ulpdu);
                     if connection.awaits_receive() {
-                        self.counters.fpdus_received -= 1;
+                        counters.fpdus_received -= 1;
                         at -= len;
                         if let Phase::Running(running) = &mut connection.phase {
                             running.receive_position -= len as u64;
@@ -122,18 +135,12 @@ impl<P: Port> Core<P> {
                 Marked::Incomplete { .. } => break,
                 Marked::BadCrc => {
                     at = gather.len();
-                    self.on_bad_crc(connection, queue_pair.as_deref_mut());
+                    self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
                 }
                 Marked::Mismatch => {
                     at = gather.len();
-                    self.rdma.fail_stream(
-                        &mut self.counters,
-                        self.now,
-                        connection,
-                        queue_pair.as_deref_mut(),
-                        Fault::MarkerMismatch.into(),
-                        None,
-                    );
+                    let failure = Fault::MarkerMismatch.into();
+                    self.fail_stream(counters, now, connection, queue_pair.as_deref_mut(), failure, None);
                 }
             }
         }
@@ -141,41 +148,24 @@ impl<P: Port> Core<P> {
         if at > 0 || connection.awaits_receive() {
             connection.gather_number = 0;
         }
-        if gather.is_empty() || connection.gone {
-            self.rdma.gathers.give(gather);
-        } else {
-            let Core { rdma, connections, counters, now, .. } = self;
-            rdma.put_aside(connections, counters, *now, connection, queue_pair.as_deref_mut(), gather);
-        }
-        self.rdma.gathers.give(ulpdu);
-        self.give_queue_pair(queue_pair);
-    }
-
-    /// Takes the connection's queue pair out of the table for a while.
-    #[inline]
-    pub(crate) fn take_queue_pair(&mut self, connection: &Connection) -> Option<Box<QueuePair>> {
-        self.rdma.queue_pairs.get_mut(connection.queue_pair? as usize)?.take()
-    }
-
-    /// Puts it back.
-    #[inline]
-    pub(crate) fn give_queue_pair(&mut self, queue_pair: Option<Box<QueuePair>>) {
-        self.rdma.give(queue_pair);
+        self.gathers.put_aside(connection, gather);
+        self.gathers.give(ulpdu);
+        self.give(queue_pair);
     }
 
     /// The first piece of an FPDU.
     #[cold]
-    pub(crate) fn start_gather(
+    pub(super) fn start_gather(
         &mut self,
+        counters: &mut Counters,
         connection: &mut Connection,
-        queue_pair: Option<&mut QueuePair>,
         octets: &[u8],
         needed: Option<usize>,
     ) {
-        let mut gather = self.rdma.gathers.take(needed.unwrap_or(LENGTH_LEN));
-        self.counters.octets_gathered += octets.len() as u64;
+        let mut gather = self.gathers.take(needed.unwrap_or(LENGTH_LEN));
+        counters.octets_gathered += octets.len() as u64;
         gather.extend_from_slice(octets);
-        self.rdma.put_aside(&mut self.connections, &mut self.counters, self.now, connection, queue_pair, gather);
+        self.gathers.put_aside(connection, gather);
     }
 
     /// A further piece of an FPDU. Gives what lies behind it.
@@ -183,48 +173,49 @@ impl<P: Port> Core<P> {
     fn gather<'a>(
         &mut self,
         turn: &Turn<'_>,
+        counters: &mut Counters,
+        now: Instant,
         connection: &mut Connection,
-        mut queue_pair: Option<&mut QueuePair>,
+        queue_pair: Option<&mut QueuePair>,
         octets: &'a [u8],
-        crc: Option<fn(&[u8]) -> u32>,
     ) -> &'a [u8] {
-        let mut gather = self.rdma.gathers.resume(connection);
+        let Phase::Running(running) = &connection.phase else { return &[] };
+        let crc = crc_of(running);
+        let mut gather = self.gathers.resume(connection);
         let mut rest = octets;
         loop {
             match deframe(&gather, crc) {
                 Framed::Fpdu { ulpdu, .. } => {
-                    self.counters.fpdus_received += 1;
-                    self.counters.fpdus_gathered += 1;
+                    counters.fpdus_received += 1;
+                    counters.fpdus_gathered += 1;
                     connection.gather_number = 0;
-                    self.on_ulpdu(turn, connection, queue_pair.as_deref_mut(), &gather[ulpdu]);
+                    self.on_ulpdu(turn, counters, now, connection, queue_pair, &gather[ulpdu]);
                     if connection.awaits_receive() {
-                        self.counters.fpdus_received -= 1;
-                        self.counters.fpdus_gathered -= 1;
-                        self.counters.octets_gathered += rest.len() as u64;
+                        counters.fpdus_received -= 1;
+                        counters.fpdus_gathered -= 1;
+                        counters.octets_gathered += rest.len() as u64;
                         gather.extend_from_slice(rest);
-                        let Core { rdma, connections, counters, now, .. } = self;
-                        rdma.put_aside(connections, counters, *now, connection, queue_pair, gather);
+                        self.gathers.put_aside(connection, gather);
                         return &[];
                     }
                     break;
                 }
                 Framed::BadCrc { .. } => {
-                    self.on_bad_crc(connection, queue_pair);
+                    self.on_bad_crc(counters, now, connection, queue_pair);
                     rest = &[];
                     break;
                 }
                 Framed::Incomplete { needed } => {
                     if rest.is_empty() {
-                        let Core { rdma, connections, counters, now, .. } = self;
-                        rdma.put_aside(connections, counters, *now, connection, queue_pair, gather);
+                        self.gathers.put_aside(connection, gather);
                         return rest;
                     }
                     let whole = needed.unwrap_or(LENGTH_LEN);
                     let (piece, behind) = rest.split_at((whole - gather.len()).min(rest.len()));
                     let enough = gather.len() + piece.len();
-                    self.counters.octets_gathered += piece.len() as u64;
+                    counters.octets_gathered += piece.len() as u64;
                     if gather.capacity() < enough {
-                        self.counters.octets_gathered += gather.len() as u64;
+                        counters.octets_gathered += gather.len() as u64;
                         // Twice as much each time, but never more than the FPDU takes.
                         gather.reserve_exact(whole.min(2 * enough) - gather.len());
                     }
@@ -233,21 +224,29 @@ impl<P: Port> Core<P> {
                 }
             }
         }
-        self.rdma.gathers.give(gather);
+        self.gathers.give(gather);
         rest
     }
 
     #[cold]
-    pub(crate) fn on_bad_crc(&mut self, connection: &mut Connection, queue_pair: Option<&mut QueuePair>) {
+    pub(super) fn on_bad_crc(
+        &mut self,
+        counters: &mut Counters,
+        now: Instant,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+    ) {
         // Behind a fault nobody knows any more where FPDUs begin.
-        self.counters.crc_errors += u64::from(connection.delivers());
-        self.rdma.fail_stream(&mut self.counters, self.now, connection, queue_pair, Fault::Crc.into(), None);
+        counters.crc_errors += u64::from(connection.delivers());
+        self.fail_stream(counters, now, connection, queue_pair, Fault::Crc.into(), None);
     }
 
     #[inline]
-    pub(crate) fn on_ulpdu(
+    pub(super) fn on_ulpdu(
         &mut self,
         turn: &Turn<'_>,
+        counters: &mut Counters,
+        now: Instant,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         ulpdu: &[u8],
@@ -275,7 +274,7 @@ impl<P: Port> Core<P> {
                 };
                 if placed.is_ok() && completes {
                     queue_pair.send.read_done();
-                    self.retire(connection, queue_pair);
+                    queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 }
                 placed.map_err(|error| Failure {
                     send: Some(Status::LocalProtection),
@@ -283,13 +282,21 @@ impl<P: Port> Core<P> {
                 })
             }
             Ok(Delivery::Send { first, message_offset, payload, completes }) => {
-                if first && !self.rdma.begin_receive(queue_pair) {
-                    self.await_receive(running, &mut connection.tcp, queue_pair)
+                if first && !self.begin_receive(queue_pair) {
+                    self.await_receive(counters, now, running, &mut connection.tcp, queue_pair)
                 } else {
+                    // A receive completes only behind this: its message may answer one of ours, and programs count on hearing
+                    // first that theirs has arrived, which the same segment may acknowledge.
                     if completes.is_some() {
-                        self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
+                        queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                     }
-                    self.on_send(turn, queue_pair, &running.stream, message_offset, payload, completes)
+                    let placed = scatter(turn, queue_pair, message_offset, payload);
+                    match completes {
+                        Some(end) => {
+                            placed.and_then(|()| self.complete_receive(turn, now, queue_pair, &running.stream, end))
+                        }
+                        None => placed,
+                    }
                 }
             }
             Ok(Delivery::ReadRequest(read)) => {
@@ -313,12 +320,12 @@ impl<P: Port> Core<P> {
                 }
             }
             Ok(Delivery::Immediate { data, solicited }) => {
-                if self.rdma.begin_receive(queue_pair) {
-                    self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
-                    self.rdma.on_immediate(turn, self.now, queue_pair, &running.stream, data, solicited);
+                if self.begin_receive(queue_pair) {
+                    queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
+                    self.on_immediate(turn, now, queue_pair, &running.stream, data, solicited);
                     Ok(())
                 } else {
-                    self.await_receive(running, &mut connection.tcp, queue_pair)
+                    self.await_receive(counters, now, running, &mut connection.tcp, queue_pair)
                 }
             }
             Ok(Delivery::AtomicRequest(atomic)) => {
@@ -336,22 +343,20 @@ impl<P: Port> Core<P> {
                 let delivered = deliver_original(turn, queue_pair, original_value);
                 if delivered.is_ok() {
                     queue_pair.send.atomic_done(original_value);
-                    self.retire(connection, queue_pair);
+                    queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 }
                 // Our own mistake, which the peer cannot know about.
                 delivered
                     .map_err(|_| Failure { send: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() })
             }
-            Ok(Delivery::CommitRequest(commit)) => {
-                self.rdma.on_commit_request(turn, self.now, connection, queue_pair, commit)
-            }
+            Ok(Delivery::CommitRequest(commit)) => self.on_commit_request(turn, now, connection, queue_pair, commit),
             Ok(Delivery::CommitResponse { status, .. }) => {
                 queue_pair.send.commit_done(status);
-                self.retire(connection, queue_pair);
+                queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 Ok(())
             }
             Ok(Delivery::Terminate(terminate)) => {
-                self.rdma.on_peer_terminate(&mut self.counters, self.now, connection, queue_pair, &terminate);
+                self.on_peer_terminate(counters, now, connection, queue_pair, &terminate);
                 Ok(())
             }
             Ok(Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
@@ -359,46 +364,29 @@ impl<P: Port> Core<P> {
             Err(fault) => Err(Failure { receive: None, ..Failure::from(fault) }),
         };
         if let Err(failure) = result {
-            self.rdma.fail_stream(&mut self.counters, self.now, connection, Some(queue_pair), failure, Some(ulpdu));
+            self.fail_stream(counters, now, connection, Some(queue_pair), failure, Some(ulpdu));
         }
         if queue_pair.overflowed.is_some() {
-            self.rdma.on_overflow(&mut self.counters, self.now, connection, queue_pair);
+            self.on_overflow(counters, now, connection, queue_pair);
         }
     }
 
+    /// The last octets of a Send were placed.
     #[inline]
-    fn on_send(
+    fn complete_receive(
         &mut self,
         turn: &Turn<'_>,
+        now: Instant,
         queue_pair: &mut QueuePair,
         stream: &Stream,
-        message_offset: u32,
-        payload: &[u8],
-        completes: Option<SendEnd>,
+        end: SendEnd,
     ) -> Result<(), Failure> {
-        let association = queue_pair.association;
-        queue_pair
-            .receive
-            .scatter(message_offset, payload, |target, part| {
-                turn.place(association, target.stag, target.offset, part, Access::LOCAL_WRITE)
-            })
-            .map_err(|error| match error {
-                ScatterError::TooLong => Failure::from(Fault::MessageTooLong),
-                // Our own mistake, which the peer cannot know about.
-                ScatterError::Entry(_) => {
-                    Failure { receive: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() }
-                }
-            })?;
-        let Some(end) = completes else { return Ok(()) };
         // Before an STag is made invalid, which may be that of what was written.
-        let hold = if queue_pair.written.is_empty() {
-            Hold::Free
-        } else {
-            self.rdma.commit_written(turn, self.now, queue_pair)
-        };
+        let hold = self.hold_for(turn, now, queue_pair);
         if let Some(stag) = end.invalidate {
             let shared = queue_pair.domain_is_shared();
-            turn.invalidate(association, stag.0, shared).map_err(|error| Failure::from(invalidate_fault(error)))?;
+            turn.invalidate(queue_pair.association, stag.0, shared)
+                .map_err(|error| Failure::from(invalidate_fault(error)))?;
         }
         if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) {
             if end.solicited {
@@ -408,29 +396,29 @@ impl<P: Port> Core<P> {
                 completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
                 completion.invalidated = stag.0;
             }
-            self.rdma.tell_receive(queue_pair, stream, completion, hold);
+            self.tell_receive(queue_pair, stream, completion, hold);
         }
         Ok(())
     }
+}
 
-    /// Completes send elements that are done, in posting order.
-    #[inline]
-    pub(crate) fn retire(&mut self, connection: &Connection, queue_pair: &mut QueuePair) {
-        self.retire_acknowledged(connection.tcp.octets_acknowledged(), queue_pair);
-    }
+/// The check of a stream's CRCs, if it has any.
+#[inline]
+pub(super) fn crc_of(running: &Running) -> Option<fn(&[u8]) -> u32> {
+    running.crc.then_some(kernels::crc32c as fn(&[u8]) -> u32)
+}
 
-    /// As [`retire`](Self::retire). A receive completes only behind this: its message may answer one of ours, and programs
-    /// count on hearing first that theirs has arrived, which the same segment may acknowledge.
-    #[inline]
-    fn retire_acknowledged(&mut self, acknowledged: u64, queue_pair: &mut QueuePair) {
-        queue_pair.retire(&mut self.rdma.lanes, acknowledged);
-    }
-
-    /// Publishes the completion of a send element, if one is wanted.
-    #[inline]
-    pub(crate) fn complete_send(&mut self, queue_pair: &mut QueuePair, completion: Option<Completion>) {
-        queue_pair.complete_send(&mut self.rdma.lanes, completion);
-    }
+/// Places octets of a Send in the receive that it has taken.
+#[inline]
+fn scatter(turn: &Turn<'_>, queue_pair: &mut QueuePair, message_offset: u32, payload: &[u8]) -> Result<(), Failure> {
+    let association = queue_pair.association;
+    let place =
+        |target: Sge, part: &[u8]| turn.place(association, target.stag, target.offset, part, Access::LOCAL_WRITE);
+    queue_pair.receive.scatter(message_offset, payload, place).map_err(|error| match error {
+        ScatterError::TooLong => Failure::from(Fault::MessageTooLong),
+        // Our own mistake, which the peer cannot know about.
+        ScatterError::Entry(_) => Failure { receive: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() },
+    })
 }
 
 /// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet order.

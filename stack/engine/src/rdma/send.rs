@@ -39,9 +39,9 @@ impl<P: Port> Core<P> {
         connection.scheduled = false;
         let mut more = false;
         if !connection.gone {
-            let mut queue_pair = self.take_queue_pair(&connection);
+            let mut queue_pair = self.rdma.take(connection.queue_pair);
             more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut(), &mut open);
-            self.give_queue_pair(queue_pair);
+            self.rdma.give(queue_pair);
             more |= self.transmit(index, &mut connection);
             if self.connections.ready.is_empty() {
                 // Nobody else has anything to send: what is left of the turn need not be waited for.
@@ -113,7 +113,7 @@ impl<P: Port> Core<P> {
         }
         let pulled = self.pull(turn, connection, queue_pair, open);
         if queue_pair.send.begun() > 0 {
-            self.retire(connection, queue_pair);
+            queue_pair.retire(&mut self.rdma.lanes, connection.tcp.octets_acknowledged());
         }
         if queue_pair.overflowed.is_some() {
             self.rdma.on_overflow(&mut self.counters, self.now, connection, queue_pair);
@@ -270,7 +270,7 @@ impl<P: Port> Core<P> {
     ) {
         let position = connection.tcp.octets_pushed() + open.map_or(0, Open::built);
         let completion = queue_pair.send.finish_whole(element, queue_pair.number, position);
-        self.complete_send(queue_pair, completion);
+        queue_pair.complete_send(&mut self.rdma.lanes, completion);
     }
 
     /// Builds the next FPDU of the message being cut. Gives its octets.

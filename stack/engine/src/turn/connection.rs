@@ -104,7 +104,7 @@ impl<P: Port> Core<P> {
             connection.finished = true;
             connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
             connection.phase.forget_deadline();
-            self.discard_waiting(connection);
+            self.rdma.discard_waiting(&mut self.connections.held, connection);
         }
         if events.contains(Events::CLOSED) {
             connection.gone = true;
@@ -112,7 +112,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Handles the peer's FIN, behind all data.
-    pub(crate) fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
+    pub(super) fn on_peer_fin(&mut self, index: u32, connection: &mut Connection) {
         let Core { connections, link, rdma, streams, counters, now, .. } = self;
         match &connection.phase {
             Phase::Running(_) => rdma.on_fin(counters, *now, connection),
@@ -207,8 +207,7 @@ impl<P: Port> Core<P> {
         connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
         self.connections.dismantle(index, &mut connection, self.now);
         self.net.forget(index, &connection);
-        let gather = self.rdma.gathers.resume(&mut connection);
-        self.rdma.gathers.give(gather);
+        self.rdma.gathers.discard(&mut connection);
         // Its port may be given back to a switch now, which drops what comes from there later.
         self.flush();
         self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;

@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::link::contiguous;
 use crate::link::port::{BURST, Buffer, Port};
 use crate::net::fragments::Pieces;
+use crate::rdma::receive_wait::FIRST_LOOK;
 
 impl<P: Port> Core<P> {
     /// Takes one frame.
@@ -194,14 +195,7 @@ impl<P: Port> Core<P> {
             Payload::InOrder { skip, len } => {
                 self.deliver(turn, index, connection, &buffer, frame.payload_offset, skip, len);
                 drop(buffer);
-                while let Some(held) = connection.tcp.take_in_order() {
-                    let Some(next) = self.connections.held.remove(held.token) else {
-                        self.counters.cannot_be("TCP holds a frame that is gone");
-                        continue;
-                    };
-                    let from = next.payload_offset as usize;
-                    self.deliver(turn, index, connection, &next.buffer, from, held.skip, held.len);
-                }
+                self.deliver_held(turn, index, connection);
             }
             Payload::Held => {
                 self.connections.held.insert(HeldFrame { buffer, payload_offset: frame.payload_offset as u32 });
@@ -225,10 +219,43 @@ impl<P: Port> Core<P> {
         !received.events.contains(Events::ESTABLISHED)
     }
 
+    /// Delivers what TCP has held and is in order now.
+    #[inline]
+    fn deliver_held(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) {
+        while let Some(held) = connection.tcp.take_in_order() {
+            let Some(next) = self.connections.held.remove(held.token) else {
+                self.counters.cannot_be("TCP holds a frame that is gone");
+                continue;
+            };
+            let from = next.payload_offset as usize;
+            self.deliver(turn, index, connection, &next.buffer, from, held.skip, held.len);
+        }
+    }
+
+    /// A message waits: goes on with it, unless it is too early.
+    #[cold]
+    pub(super) fn look_for_receive(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) {
+        if let Some(look_at) = self.rdma.next_look(self.now, connection) {
+            return self.connections.wheel.arm(index, look_at);
+        }
+        connection.tcp.hold_in_order(false);
+        self.rdma.take_waiting(turn, &mut self.counters, self.now, connection);
+        self.deliver_held(turn, index, connection);
+        if connection.awaits_receive() {
+            self.connections.wheel.arm(index, self.now + FIRST_LOOK);
+        } else if !connection.gone {
+            connection.end_receive_wait();
+            if connection.tcp.peer_has_finished() {
+                self.on_peer_fin(index, connection);
+            }
+        }
+        connection.schedule(&mut self.connections.ready, index);
+    }
+
     /// Delivers octets `skip .. skip + len` of a frame's payload to the layers above.
     #[inline]
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn deliver(
+    fn deliver(
         &mut self,
         turn: &Turn<'_>,
         index: u32,
@@ -257,7 +284,13 @@ impl<P: Port> Core<P> {
         let mut rest = octets;
         while !rest.is_empty() {
             match &connection.phase {
-                Phase::Running(_) => return self.on_stream(turn, connection, rest),
+                Phase::Running(_) => {
+                    self.rdma.on_stream(turn, &mut self.counters, self.now, connection, rest);
+                    if connection.awaits_receive() {
+                        self.connections.wheel.arm(index, self.now + FIRST_LOOK);
+                    }
+                    return;
+                }
                 Phase::Stream(_) => {
                     let Core { streams, link, counters, now, .. } = self;
                     return streams.on_octets(link, counters, *now, index, connection, rest);
