@@ -3,6 +3,7 @@
 mod commands;
 mod connection;
 mod receive;
+mod serve;
 
 use std::time::Duration;
 
@@ -174,43 +175,6 @@ impl<P: Port> Core<P> {
             true => self.quiet_until.min(self.connections.wheel.due_at()),
             false => self.next_rare(),
         };
-    }
-
-    /// Visits the connections with work.
-    #[inline(always)]
-    fn serve_ready(&mut self, turn: &Turn<'_>) {
-        self.run_doorbells();
-        for _ in 0..self.connections.ready.len() {
-            if !self.link.has_room() {
-                self.serve_one_without_room(turn);
-                break;
-            }
-            let Some(index) = self.connections.ready.pop_front() else { break };
-            self.serve(turn, index);
-        }
-    }
-
-    /// Serves a connection: pulls its work, sends what TCP lets out, looks after its timer.
-    #[inline(never)]
-    fn serve(&mut self, turn: &Turn<'_>, index: u32) {
-        let mut open = None;
-        if !(self.config.hot && self.serve_hot(turn, index, &mut open)) {
-            self.serve_any(turn, index, open);
-        }
-    }
-
-    /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn takes
-    /// the next one. The others keep their places: a visit to thousands takes longer than the device needs.
-    #[inline(never)]
-    fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
-        let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);
-        self.counters.visits_without_room += 1;
-        let Some(index) = self.connections.ready.remove(place) else { return };
-        self.serve(turn, index);
-        if self.connections.ready.back() == Some(&index) {
-            self.connections.ready.pop_back();
-            self.connections.ready.insert(place, index);
-        }
     }
 
     #[inline]

@@ -255,7 +255,7 @@ impl<P: Port> Link<P> {
 }
 
 impl<P: Port> Core<P> {
-    /// As [`Core::push_open`], for a record behind which nothing follows: if it may leave now, its frame does at once.
+    /// As [`Open::push`], for a record behind which nothing follows: if it may leave now, its frame does at once.
     #[inline]
     pub(crate) fn send_open(&mut self, connection: &mut Connection, open: Option<Open<P::Buffer>>) {
         let link_is_usual = connection.epoch == self.net.neighbours.epoch() && self.link.is_usual();
@@ -267,7 +267,10 @@ impl<P: Port> Core<P> {
             && connection.tcp.sends_at_once()
             && self.link.has_free(1);
         if !leaves {
-            return self.push_open(connection, open);
+            if let Some(open) = open {
+                open.push(&self.link, &mut self.connections.records, &mut connection.tcp);
+            }
+            return;
         }
         let Some((buffer, length)) = open.and_then(Open::into_new) else { return };
         let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });

@@ -6,7 +6,7 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{atomic_fault, invalidate_fault};
 use crate::rdma::running::{Ending, Outgoing, Running, Source, Tail};
 use uwarp_iwarp::{Fault, SendKind};
-use uwarp_memory::Turn;
+use uwarp_memory::{AccessError, Turn};
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{CommitRegion, ImmediateData};
 
@@ -31,11 +31,19 @@ pub(crate) enum Refused {
     /// The answer to an atomic fails, because its target has gone since the request; or the answer to a commit, whose
     /// STag cannot be invalidated.
     Answer(Fault),
+    /// The message being cut cannot go on: our memory is not (any longer) what it was said to be.
+    Memory(AccessError),
 }
 
 impl From<Status> for Refused {
     fn from(status: Status) -> Refused {
         Refused::Work(status)
+    }
+}
+
+impl From<AccessError> for Refused {
+    fn from(error: AccessError) -> Refused {
+        Refused::Memory(error)
     }
 }
 

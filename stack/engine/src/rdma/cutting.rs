@@ -7,38 +7,30 @@ use uwarp_memory::{Access, AccessError, OpenRegion, Turn, kernels};
 use crate::api::work::Sge;
 use crate::connection::phase::Phase;
 use crate::connection::{Connection, Record};
-use crate::core::Core;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::fpdu::{Fpdu, SHORT};
-use crate::rdma::packing::Open;
+use crate::rdma::packing::Sending;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Outgoing, Source};
 
-impl<P: Port> Core<P> {
+impl<P: Port> Sending<'_, P> {
     /// Builds FPDUs of the message being cut that fill a segment each, and hands them to TCP, up to the last but one: what
-    /// [`Core::fill`] does with them one by one. `limits`: frames and octets that may still be built.
+    /// [`Sending::pull`] does with them one by one. `limits`: frames and octets that may still be built.
     #[inline]
-    pub(crate) fn cut_long(
-        &mut self,
-        turn: &Turn<'_>,
-        connection: &mut Connection,
-        queue_pair: &mut QueuePair,
-        open: &mut Option<Open<P::Buffer>>,
-        limit: u16,
-        (budget, space): (&mut u32, &mut usize),
-    ) -> Result<(), AccessError> {
-        let segment = connection.tcp.effective_mss() as usize;
+    pub(super) fn cut_long(&mut self, limit: u16, (budget, space): (&mut u32, &mut usize)) -> Result<(), AccessError> {
+        let segment = self.connection.tcp.effective_mss() as usize;
         let start = self.link.payload_start;
-        let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
+        let Phase::Running(running) = &self.connection.phase else { return Ok(()) };
         let Some(outgoing) = &running.outgoing else { return Ok(()) };
         let length = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
         // Where two fit a segment, each record holds several.
-        let shares = open.as_ref().map_or(length, |open| open.length().min(length)) + length <= segment;
+        let shares = self.open.as_ref().map_or(length, |open| open.length().min(length)) + length <= segment;
         if !outgoing.message.continues(limit) || shares || running.transmits_markers() {
             return Ok(());
         }
-        self.push_open(connection, open.take());
-        let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
+        self.push_open();
+        let Sending { turn, link, records, counters, connection, queue_pair, .. } = self;
+        let Connection { phase: Phase::Running(running), tcp, .. } = &mut **connection else { return Ok(()) };
         let crc = running.crc;
         let opens = crc && length > 2 * SHORT;
         let mut source = None;
@@ -46,11 +38,11 @@ impl<P: Port> Core<P> {
             && *budget > 0
             && let Some(outgoing) = &mut running.outgoing
             && outgoing.message.continues(limit)
-            && self.link.has_room()
-            && self.link.has_share(connection.tcp.records())
-            && let Some(buffer) = self.link.alloc()
+            && link.has_room()
+            && link.has_share(tcp.records())
+            && let Some(buffer) = link.alloc()
         {
-            let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
+            let (token, record) = records.place(Record { buffer, length: 0, sum: 0 });
             let room = record.buffer.storage_mut().and_then(|storage| storage.get_mut(start..)).unwrap_or_default();
             if opens && source.is_none() {
                 source = OpenSource::of(turn, outgoing, queue_pair);
@@ -58,15 +50,15 @@ impl<P: Port> Core<P> {
             let length = match build_from(turn, outgoing, queue_pair, room, limit, crc, &mut source) {
                 Ok(length) if length > 0 => length,
                 other => {
-                    self.connections.records.remove(token);
+                    records.remove(token);
                     return other.map(|_| ());
                 }
             };
-            record.sum = if self.link.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
+            record.sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
             record.length = length as u32;
             record.buffer.set_range(start, length);
-            connection.tcp.push(token, length as u32);
-            self.counters.fpdus_sent += 1;
+            tcp.push(token, length as u32);
+            counters.fpdus_sent += 1;
             *budget -= 1;
             *space = space.saturating_sub(length);
         }

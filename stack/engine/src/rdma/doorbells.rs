@@ -4,8 +4,8 @@ use uwarp_tcp::Instant;
 
 use super::SWEEP_INTERVAL;
 use crate::api::counters::Counters;
-use crate::core::Core;
-use crate::link::port::Port;
+use crate::connection::Connections;
+use crate::link::port::Buffer;
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::Stage;
 
@@ -16,37 +16,35 @@ impl Rdma {
         let &[number] = rung else { return None };
         self.queue_pairs.get(number as usize)?.as_ref()?.connection
     }
-}
 
-impl<P: Port> Core<P> {
-    #[inline(always)]
-    pub(crate) fn run_doorbells(&mut self) {
-        if !self.control.rung.is_empty() {
-            self.run_rung();
-        }
-    }
-
+    /// Puts the connections on the ready list whose doorbells rang, and flushes queue pairs in the error state. True: there was one
+    /// of these.
     #[inline(never)]
-    fn run_rung(&mut self) {
-        while let Some(number) = self.control.rung.pop() {
-            if let Some(index) = number.checked_sub(self.config.limits.queue_pairs) {
-                self.connections.schedule_index(index);
+    pub(crate) fn run_doorbells<B: Buffer>(
+        &mut self,
+        connections: &mut Connections<B>,
+        counters: &mut Counters,
+        rung: &mut Vec<u32>,
+    ) -> bool {
+        let mut has_flushed = false;
+        while let Some(number) = rung.pop() {
+            if let Some(index) = number.checked_sub(self.queue_pairs.len() as u32) {
+                connections.schedule_index(index);
                 continue;
             }
-            let Some(queue_pair) = self.rdma.queue_pair(number) else { continue };
+            let Some(queue_pair) = self.queue_pair(number) else { continue };
             match queue_pair.connection {
-                Some(index) => self.connections.schedule_index(index),
+                Some(index) => connections.schedule_index(index),
                 None if queue_pair.stage == Stage::Error => {
-                    self.was_usual = false;
-                    self.rdma.flush(&mut self.counters, number);
+                    has_flushed = true;
+                    self.flush(counters, number);
                 }
                 None => {}
             }
         }
+        has_flushed
     }
-}
 
-impl Rdma {
     /// Flushes what was posted to queue pairs in the error state without a doorbell.
     pub(crate) fn sweep(&mut self, counters: &mut Counters, now: Instant) {
         let mut failed = std::mem::take(&mut self.failed);

@@ -14,7 +14,6 @@ use crate::rdma::receive::{Failure, read_fault};
 use crate::rdma::running::{Ending, Limit, Outgoing, Source};
 use uwarp_iwarp::Message;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
-use uwarp_memory::AccessError;
 use uwarp_tcp::Instant;
 
 impl QueuePair {
@@ -150,36 +149,20 @@ impl Rdma {
         queue_pair: &mut QueuePair,
         refused: Refused,
     ) {
-        match refused {
-            Refused::Work(status) => self.fail_work(counters, now, connection, queue_pair, status),
-            Refused::Answer(fault) => {
-                let Phase::Running(running) = &mut connection.phase else { return };
-                let message = running.stream.fail_atomic(fault);
-                let failure = Failure { fault, receive: None, send: None };
-                self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
-            }
-        }
-    }
-
-    /// A message cannot be built: our memory is not (any longer) what it was said to be.
-    #[cold]
-    pub(crate) fn fail_build(
-        &mut self,
-        counters: &mut Counters,
-        now: Instant,
-        connection: &mut Connection,
-        queue_pair: &mut QueuePair,
-        error: AccessError,
-    ) {
         let Phase::Running(running) = &mut connection.phase else { return };
-        match running.outgoing.take() {
-            Some(Outgoing { source: Source::Response { .. }, message, .. }) => {
-                let fault = read_fault(error);
-                let message = running.stream.fail_response(fault, &message);
-                self.end_by_fault(counters, now, connection, Some(queue_pair), fault.into(), message);
-            }
-            _ => self.fail_work(counters, now, connection, queue_pair, Status::LocalProtection),
-        }
+        let (fault, message) = match refused {
+            Refused::Work(status) => return self.fail_work(counters, now, connection, queue_pair, status),
+            Refused::Answer(fault) => (fault, running.stream.fail_atomic(fault)),
+            Refused::Memory(error) => match running.outgoing.take() {
+                Some(Outgoing { source: Source::Response { .. }, message, .. }) => {
+                    let fault = read_fault(error);
+                    (fault, running.stream.fail_response(fault, &message))
+                }
+                _ => return self.fail_work(counters, now, connection, queue_pair, Status::LocalProtection),
+            },
+        };
+        let failure = Failure { fault, receive: None, send: None };
+        self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
     }
 
     /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.

@@ -5,14 +5,15 @@
 //! waits is cut where the new segments end, as a single FPDU that has become too long is; those built afterwards fit again.
 
 use uwarp_memory::{Turn, kernels};
-use uwarp_tcp::BufferToken;
+use uwarp_tcp::{BufferToken, Instant};
 use uwarp_wire::checksum::combine;
 
-use crate::connection::phase::Phase;
+use crate::api::counters::Counters;
 use crate::connection::slab::BufferStore;
 use crate::connection::{Connection, Record};
-use crate::core::Core;
+use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Running;
 
@@ -27,6 +28,21 @@ pub(crate) enum Pulled {
     Starved,
     /// There is more, and what the connection holds has to be acknowledged first.
     Held,
+}
+
+/// What sending for a queue pair touches, while its connection is visited.
+#[derive(Debug)]
+pub(crate) struct Sending<'a, P: Port> {
+    pub(crate) turn: &'a Turn<'a>,
+    pub(crate) now: Instant,
+    pub(crate) link: &'a mut Link<P>,
+    pub(crate) records: &'a mut BufferStore<Record<P::Buffer>>,
+    pub(crate) rdma: &'a mut Rdma,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) connection: &'a mut Connection,
+    pub(crate) queue_pair: &'a mut QueuePair,
+    /// The record that FPDUs go into, if one has been begun.
+    pub(crate) open: Option<Open<P::Buffer>>,
 }
 
 /// The record.
@@ -63,7 +79,7 @@ impl<B: Buffer> Open<B> {
     /// TCP's last record, if nothing of it was sent and it holds FPDUs. Markers would have to be counted from the beginning
     /// of each.
     #[inline]
-    fn tail(running: &Running, tcp: &uwarp_tcp::Connection) -> Option<Open<B>> {
+    pub(super) fn tail(running: &Running, tcp: &uwarp_tcp::Connection) -> Option<Open<B>> {
         let (token, length) = tcp.unsent_tail()?;
         let takes_more =
             tcp.octets_pushed() - u64::from(length) >= running.transmit_start && !running.transmits_markers();
@@ -117,56 +133,47 @@ impl<B: Buffer> Open<B> {
     pub(crate) fn add(&mut self, octets: usize) {
         self.length += octets;
     }
-}
-
-impl<P: Port> Core<P> {
-    /// Builds FPDUs while TCP takes them. `open`: the record that has been begun.
-    #[inline]
-    pub(crate) fn pull(
-        &mut self,
-        turn: &Turn<'_>,
-        connection: &mut Connection,
-        queue_pair: &mut QueuePair,
-        open: &mut Option<Open<P::Buffer>>,
-    ) -> Pulled {
-        let Phase::Running(running) = &connection.phase else { return Pulled::Dry };
-        if open.is_none() {
-            *open = Open::tail(running, &connection.tcp);
-        }
-        let pulled = self.fill(turn, connection, queue_pair, open);
-        if pulled == Pulled::Dry {
-            self.send_open(connection, open.take());
-        } else {
-            self.push_open(connection, open.take());
-        }
-        pulled
-    }
 
     /// Hands TCP what was built.
     #[inline]
-    pub(crate) fn push_open(&mut self, connection: &mut Connection, open: Option<Open<P::Buffer>>) {
-        let Some(Open { place, length, pushed }) = open else { return };
+    pub(crate) fn push<P: Port<Buffer = B>>(
+        self,
+        link: &Link<P>,
+        records: &mut BufferStore<Record<B>>,
+        tcp: &mut uwarp_tcp::Connection,
+    ) {
+        let Open { place, length, pushed } = self;
         if length == pushed {
             return;
         }
-        let start = self.link.payload_start;
-        let sum = |octets: &[u8]| if self.link.offload_tcp { 0 } else { kernels::checksum_sum(octets) };
+        let start = link.payload_start;
+        let sum = |octets: &[u8]| if link.offload_tcp { 0 } else { kernels::checksum_sum(octets) };
         match place {
             Place::New(mut buffer) => {
                 buffer.set_range(start, length);
                 let sum = sum(buffer.data());
-                let token = self.connections.records.insert(Record { buffer, length: length as u32, sum });
-                connection.tcp.push(token, length as u32);
+                let token = records.insert(Record { buffer, length: length as u32, sum });
+                tcp.push(token, length as u32);
             }
             Place::Tail(token) => {
-                let Some(record) = self.connections.records.get_mut(token) else { return };
+                let Some(record) = records.get_mut(token) else { return };
                 record.buffer.set_range(start, length);
                 // An FPDU's length is even, so the sums add up.
                 record.sum = combine(record.sum, sum(record.buffer.data().get(pushed..).unwrap_or(&[])));
                 record.length = length as u32;
-                let extended = connection.tcp.extend_tail((length - pushed) as u32);
+                let extended = tcp.extend_tail((length - pushed) as u32);
                 debug_assert!(extended, "nothing is sent while FPDUs are built");
             }
+        }
+    }
+}
+
+impl<P: Port> Sending<'_, P> {
+    /// Hands TCP the open record.
+    #[inline]
+    pub(crate) fn push_open(&mut self) {
+        if let Some(open) = self.open.take() {
+            open.push(self.link, self.records, &mut self.connection.tcp);
         }
     }
 }

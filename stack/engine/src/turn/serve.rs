@@ -1,0 +1,190 @@
+//! Posted work, from the doorbells that rang to the frames of the connections that have some.
+
+use uwarp_memory::Turn;
+
+use crate::bytestream::conversion::TextPushed;
+use crate::connection::Connection;
+use crate::connection::phase::{Closing, Phase};
+use crate::core::Core;
+use crate::link::port::Port;
+use crate::rdma::packing::{Open, Pulled, Sending};
+use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::running::Limit;
+
+impl<P: Port> Core<P> {
+    #[inline(always)]
+    pub(super) fn run_doorbells(&mut self) {
+        let rung = &mut self.control.rung;
+        if !rung.is_empty() && self.rdma.run_doorbells(&mut self.connections, &mut self.counters, rung) {
+            self.was_usual = false;
+        }
+    }
+
+    /// Visits the connections with work.
+    #[inline(always)]
+    pub(super) fn serve_ready(&mut self, turn: &Turn<'_>) {
+        self.run_doorbells();
+        for _ in 0..self.connections.ready.len() {
+            if !self.link.has_room() {
+                self.serve_one_without_room(turn);
+                break;
+            }
+            let Some(index) = self.connections.ready.pop_front() else { break };
+            self.serve(turn, index);
+        }
+    }
+
+    /// Serves a connection: pulls its work, sends what TCP lets out, looks after its timer.
+    #[inline(never)]
+    pub(super) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
+        let mut open = None;
+        if !(self.config.hot && self.serve_hot(turn, index, &mut open)) {
+            self.serve_any(turn, index, open);
+        }
+    }
+
+    /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn takes
+    /// the next one. The others keep their places: a visit to thousands takes longer than the device needs.
+    #[inline(never)]
+    fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
+        let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);
+        self.counters.visits_without_room += 1;
+        let Some(index) = self.connections.ready.remove(place) else { return };
+        self.serve(turn, index);
+        if self.connections.ready.back() == Some(&index) {
+            self.connections.ready.pop_back();
+            self.connections.ready.insert(place, index);
+        }
+    }
+
+    /// Serves a connection by the general code, which goes on with the record that a short way has begun.
+    #[inline(never)]
+    fn serve_any(&mut self, turn: &Turn<'_>, index: u32, open: Option<Open<P::Buffer>>) {
+        self.was_usual = false;
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        connection.scheduled = false;
+        let mut more = false;
+        if !connection.gone {
+            let mut queue_pair = self.rdma.take(connection.queue_pair);
+            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut(), open);
+            self.rdma.give(queue_pair);
+            more |= self.transmit(index, &mut connection);
+            if self.connections.ready.is_empty() {
+                // Nobody else has anything to send: what is left of the turn need not be waited for.
+                self.flush();
+            }
+        }
+        if more && !connection.gone {
+            connection.schedule(&mut self.connections.ready, index);
+        }
+        self.put_back(index, connection);
+    }
+
+    /// Hands TCP what there is to send. True: there is more.
+    #[inline]
+    fn feed(
+        &mut self,
+        turn: &Turn<'_>,
+        index: u32,
+        connection: &mut Connection,
+        queue_pair: Option<&mut QueuePair>,
+        open: Option<Open<P::Buffer>>,
+    ) -> bool {
+        let now = self.now;
+        connection.quiet = false;
+        if let Phase::Stream(_) = connection.phase {
+            let Core { connections, link, streams, counters, .. } = self;
+            return connections.feed_stream(link, streams, counters, now, index, connection);
+        }
+        if connection.stream.is_some() {
+            // What was written before MPA took over comes before anything of MPA's.
+            let Core { connections, link, streams, counters, .. } = self;
+            match connections.push_text(link, streams, counters, now, index, connection) {
+                TextPushed::All => {}
+                TextPushed::TimeWaits => return false,
+                TextPushed::More => return true,
+            }
+        }
+        if connection.startup_frame.is_some() {
+            if !self.connections.push_startup_frame(&mut self.link, connection) {
+                return true;
+            }
+            if let Phase::Running(_) = connection.phase
+                && connection.startup_frame.is_none()
+            {
+                connection.leave_stream(&self.connections.tcp_config);
+            }
+        }
+        if let Phase::Closing(Closing { close_when_sent: true, .. }) = connection.phase {
+            connection.close_tcp(now);
+            return false;
+        }
+        let Phase::Running(running) = &mut connection.phase else { return false };
+        if running.terminate.is_some() {
+            return self.connections.push_terminate(&mut self.link, &mut self.counters, now, connection);
+        }
+        let Some(queue_pair) = queue_pair else { return false };
+        if !running.stream.may_send_messages() {
+            if running.stream.state().flushes() {
+                self.rdma.flush_with(&mut self.counters, queue_pair, None, None);
+            } else {
+                connection.close_if_finished(queue_pair, now);
+            }
+            return false;
+        }
+        if let Limit::Pause(at) = running.limit {
+            if at > now {
+                return false;
+            }
+            running.limit = Limit::None;
+        }
+        let pulled = self.pull(turn, connection, queue_pair, open);
+        if queue_pair.send.begun() > 0 {
+            queue_pair.retire(&mut self.rdma.lanes, connection.tcp.octets_acknowledged());
+        }
+        if queue_pair.overflowed.is_some() {
+            self.rdma.on_overflow(&mut self.counters, now, connection, queue_pair);
+        }
+        match pulled {
+            Pulled::Dry => {
+                connection.close_if_finished(queue_pair, now);
+                connection.quiet = connection.is_quiet(queue_pair);
+                false
+            }
+            Pulled::More => true,
+            Pulled::Starved => self.connections.is_starved(),
+            Pulled::Held => false,
+        }
+    }
+
+    /// Builds FPDUs while TCP takes them, and hands it the last record.
+    #[inline]
+    fn pull(
+        &mut self,
+        turn: &Turn<'_>,
+        connection: &mut Connection,
+        queue_pair: &mut QueuePair,
+        open: Option<Open<P::Buffer>>,
+    ) -> Pulled {
+        let Core { link, connections, rdma, counters, now, .. } = self;
+        let (now, records) = (*now, &mut connections.records);
+        let mut sending = Sending { turn, now, link, records, rdma, counters, connection, queue_pair, open };
+        match sending.pull() {
+            Ok(Pulled::Dry) => {
+                let open = sending.open;
+                self.send_open(connection, open);
+                Pulled::Dry
+            }
+            Ok(pulled) => {
+                sending.push_open();
+                pulled
+            }
+            Err(refused) => {
+                sending.push_open();
+                self.rdma.fail_refused(&mut self.counters, now, connection, queue_pair, refused);
+                // Of a Terminate: nobody else may come to have it sent.
+                Pulled::More
+            }
+        }
+    }
+}
