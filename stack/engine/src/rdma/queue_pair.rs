@@ -46,10 +46,7 @@ pub(crate) struct QueuePair {
     pub(crate) receive_completions: CompletionQueueId,
     /// Tells the poster that the stream is in full operation.
     pub(crate) established: Arc<AtomicBool>,
-    events: EventSink<ConnectionEvent>,
-    watch: Watch,
-    /// Its connection has been in full operation and has not ended.
-    pub(crate) was_established: bool,
+    reports: Reports,
     /// Messages received that are not told yet, since what was written before them is to be durable first.
     pub(crate) held: VecDeque<Held>,
     /// What that is.
@@ -60,6 +57,15 @@ pub(crate) struct QueuePair {
     pub(crate) overflowed: Option<CompletionQueueId>,
 }
 
+/// Where the application hears what becomes of the connection.
+#[derive(Debug)]
+struct Reports {
+    events: EventSink<ConnectionEvent>,
+    watch: Watch,
+    /// The connection has been in full operation and has not ended.
+    was_established: bool,
+}
+
 impl QueuePair {
     /// Whether other queue pairs use the protection domain.
     pub(crate) fn domain_is_shared(&self) -> bool {
@@ -68,10 +74,10 @@ impl QueuePair {
 
     /// Reports what became of the connection: each attempt has one outcome, and each connection in full operation one end.
     pub(crate) fn tell(&mut self, event: ConnectionEvent) {
-        self.was_established = matches!(event, ConnectionEvent::Established(_));
-        let watch = self.watch.lock();
+        self.reports.was_established = matches!(event, ConnectionEvent::Established(_));
+        let watch = self.reports.watch.lock();
         // First, so that who hears of it by the channel finds it in the queue pair.
-        self.events.send(event.clone());
+        self.reports.events.send(event.clone());
         if let Some(watcher) = &*watch {
             watcher.send(Watched::Connection(event));
         }
@@ -80,7 +86,7 @@ impl QueuePair {
     /// Reports the end of a connection whose queue pair is taken away.
     pub(crate) fn tell_end(&mut self, reason: DisconnectReason) {
         let queue_pair = self.number;
-        self.tell(if self.was_established {
+        self.tell(if self.reports.was_established {
             ConnectionEvent::Disconnected { queue_pair, reason }
         } else {
             ConnectionEvent::Failed { queue_pair, reason: ConnectFailure::Closed }
@@ -131,9 +137,7 @@ impl QueuePair {
             send_completions: setup.send_completions,
             receive_completions: setup.receive_completions,
             established: setup.established,
-            events: setup.events,
-            watch: setup.watch,
-            was_established: false,
+            reports: Reports { events: setup.events, watch: setup.watch, was_established: false },
             held: VecDeque::new(),
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),
