@@ -287,9 +287,9 @@ impl Connection {
     pub(crate) fn send_last<P: Port>(&self, link: &mut Link<P>, counters: &mut Counters, mut header: TcpHeader) {
         header.source_port = self.flow.local_port;
         header.destination_port = self.flow.remote_port;
-        let mac = uwarp_wire::ethernet::EthernetAddress(self.mac);
-        if self.epoch != 0 || self.to_self {
-            link.send_bare(counters, &self.flow, mac, self.to_self, header);
+        let mac = uwarp_wire::ethernet::EthernetAddress(self.next_hop.mac);
+        if self.next_hop.epoch != 0 || self.next_hop.to_self {
+            link.send_bare(counters, &self.flow, mac, self.next_hop.to_self, header);
         }
     }
 

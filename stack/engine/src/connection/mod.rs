@@ -57,19 +57,11 @@ pub(crate) struct Connection {
     pub(crate) tag: u32,
     /// It is in the ready list.
     pub(crate) scheduled: bool,
-    /// Waits for its next hop's hardware address.
-    pub(crate) unresolved: bool,
-    /// The peer is this engine: frames take the internal loop.
-    pub(crate) to_self: bool,
     /// Our FIN was acknowledged.
     pub(crate) finished: bool,
     /// It is removed when it is put back.
     pub(crate) gone: bool,
-    /// Next hop's hardware address, valid while `epoch` is the neighbour table's.
-    pub(crate) mac: [u8; 6],
-    pub(crate) epoch: u32,
-    /// Headers of its segments, valid as long as `mac` is.
-    pub(crate) template: Option<Template>,
+    pub(crate) next_hop: NextHop,
     /// Nothing waits for an acknowledgment, a response or a buffer: a received segment that needs no answer leaves
     /// nothing to do.
     pub(crate) quiet: bool,
@@ -81,6 +73,20 @@ pub(crate) struct Connection {
     /// The plain stream that it is, or was before MPA took over.
     pub(crate) stream: Option<Streaming>,
     pub(crate) tcp: uwarp_tcp::Connection,
+}
+
+/// Where a connection's frames go.
+#[derive(Debug)]
+pub(crate) struct NextHop {
+    /// The peer is this engine: frames take the internal loop.
+    pub(crate) to_self: bool,
+    /// The connection waits for the hardware address.
+    pub(crate) unresolved: bool,
+    /// The hardware address, valid while `epoch` is the neighbour table's.
+    pub(crate) mac: [u8; 6],
+    pub(crate) epoch: u32,
+    /// Headers of the connection's segments, valid as long as `mac` is.
+    pub(crate) template: Option<Template>,
 }
 
 impl Connection {

@@ -21,7 +21,7 @@ use crate::api::counters::Counters;
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::phase::{Initiating, Origin, Phase};
 use crate::connection::slab::Handle;
-use crate::connection::{Connection, Connections};
+use crate::connection::{Connection, Connections, NextHop};
 use crate::link::Link;
 use crate::link::handoff::Claim;
 use crate::link::port::{Buffer, Port};
@@ -90,13 +90,15 @@ impl<B: Buffer> Connections<B> {
             flow,
             tag,
             scheduled: false,
-            unresolved: false,
-            to_self,
             finished: false,
             gone: false,
-            mac: if to_self { own_mac.0 } else { [0; 6] },
-            epoch: 0,
-            template: None,
+            next_hop: NextHop {
+                to_self,
+                unresolved: false,
+                mac: if to_self { own_mac.0 } else { [0; 6] },
+                epoch: 0,
+                template: None,
+            },
             quiet: false,
             confirmed: 0,
             queue_pair: None,

@@ -32,7 +32,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
         let Some(index) = self.connections.guess else { return 0 };
         let connection = self.connections.table.get(index);
-        let Some(template) = connection.and_then(|connection| connection.template.as_ref()) else { return 0 };
+        let Some(template) = connection.and_then(|connection| connection.next_hop.template.as_ref()) else { return 0 };
         if template.layout() == Layout::Ipv4 {
             return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, frames);
         }
@@ -61,9 +61,8 @@ impl<P: Port> Core<P> {
     ) -> usize {
         let Some(first) = frames.first() else { return 0 };
         let Some((connection, _)) = self.connections.table.get_marked(index) else { return 0 };
-        let Connection { phase: Phase::Running(running), template: Some(template), gather, .. } = &*connection else {
-            return 0;
-        };
+        let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else { return 0 };
+        let Some(template) = &next_hop.template else { return 0 };
         let frame = first.data();
         let Some(predicted) = Predicted::of::<P::Buffer, LINK, IP>(first, frame, template) else { return 0 };
         if running.receive_markers || !gather.is_empty() {

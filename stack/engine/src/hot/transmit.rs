@@ -41,10 +41,10 @@ const RESPONSE: u8 = 2;
 #[inline(always)]
 fn is_usual(connection: &Connection) -> bool {
     let Phase::Running(running) = &connection.phase else { return false };
-    !(connection.gone | connection.to_self)
+    !(connection.gone | connection.next_hop.to_self)
         && connection.stream.is_none()
         && connection.startup_frame.is_none()
-        && connection.template.is_some()
+        && connection.next_hop.template.is_some()
         && running.outgoing.is_none()
         && running.terminate.is_none()
         && !matches!(running.limit, Limit::Pause(_))
@@ -226,7 +226,7 @@ fn send_at_once(
 ) -> Sent {
     let segment = connection.tcp.send_at_once(now, token, payload.len() as u32);
     let sum = if offload { 0 } else { kernels::checksum_sum(payload) };
-    let headers = match &connection.template {
+    let headers = match &connection.next_hop.template {
         Some(template) => template.prepend_usual(headroom, &segment, (!offload).then_some(sum)),
         None => None,
     };
@@ -258,11 +258,11 @@ impl<P: Port> Core<P> {
     /// As [`Open::push`], for a record behind which nothing follows: if it may leave now, its frame does at once.
     #[inline]
     pub(crate) fn send_open(&mut self, connection: &mut Connection, open: Option<Open<P::Buffer>>) {
-        let link_is_usual = connection.epoch == self.net.neighbours.epoch() && self.link.is_usual();
+        let link_is_usual = connection.next_hop.epoch == self.net.neighbours.epoch() && self.link.is_usual();
         let leaves = self.config.hot
             && link_is_usual
-            && !connection.to_self
-            && connection.template.is_some()
+            && !connection.next_hop.to_self
+            && connection.next_hop.template.is_some()
             && open.as_ref().is_some_and(|open| open.is_new() && is_segment(open.length(), connection))
             && connection.tcp.sends_at_once()
             && self.link.has_free(1);
@@ -318,7 +318,7 @@ impl<P: Port> Core<P> {
         if !has_it || has_response(connection) != (WHAT == RESPONSE) {
             return false;
         }
-        let link_is_usual = connection.epoch == self.net.neighbours.epoch() && self.link.is_usual();
+        let link_is_usual = connection.next_hop.epoch == self.net.neighbours.epoch() && self.link.is_usual();
         if !link_is_usual || !(*was_usual || is_usual(connection)) || queue_pair.send.is_cutting() {
             return false;
         }
@@ -435,7 +435,7 @@ impl<P: Port> Link<P> {
     ) {
         let start = self.payload_start;
         if let Some(record) = records.get_mut(slice.token)
-            && let Some(template) = connection.template.as_ref().filter(|_| !connection.to_self)
+            && let Some(template) = connection.next_hop.template.as_ref().filter(|_| !connection.next_hop.to_self)
             && slice.len == record.length
             && !record.buffer.is_shared()
             && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))

@@ -32,11 +32,13 @@ impl<P: Port> Link<P> {
         now: Instant,
         connection: &mut Connection,
     ) -> bool {
-        if connection.template.is_none() {
-            let path = self.path(EthernetAddress(connection.mac), connection.flow.local, connection.flow.remote);
-            connection.template = Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
+        if connection.next_hop.template.is_none() {
+            let path =
+                self.path(EthernetAddress(connection.next_hop.mac), connection.flow.local, connection.flow.remote);
+            connection.next_hop.template =
+                Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
         }
-        if self.segmentation_parts > 2 && !connection.to_self {
+        if self.segmentation_parts > 2 && !connection.next_hop.to_self {
             return self.transmit_joined(connections, counters, now, connection);
         }
         let records = &mut connections.records;
@@ -89,7 +91,7 @@ impl<P: Port> Link<P> {
             counters.retransmissions += 1;
         }
         let start = self.payload_start;
-        let offload = self.offload_tcp && !connection.to_self;
+        let offload = self.offload_tcp && !connection.next_hop.to_self;
         let Some(record) = records.get_mut(slice.token) else {
             return counters.cannot_be("TCP sends a record that is gone");
         };
@@ -116,7 +118,7 @@ impl<P: Port> Link<P> {
             record.buffer.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
         }
         let frame = record.buffer.share();
-        self.enqueue(counters, frame, connection.to_self);
+        self.enqueue(counters, frame, connection.next_hop.to_self);
     }
 
     /// A segment without payload.
@@ -127,8 +129,8 @@ impl<P: Port> Link<P> {
         if !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) {
             counters.pure_acknowledgments += 1;
         }
-        let mac = EthernetAddress(connection.mac);
-        self.send_bare(counters, &connection.flow, mac, connection.to_self, header);
+        let mac = EthernetAddress(connection.next_hop.mac);
+        self.send_bare(counters, &connection.flow, mac, connection.next_hop.to_self, header);
     }
 
     /// A segment that needs a buffer of its own.
@@ -146,7 +148,7 @@ impl<P: Port> Link<P> {
         }
         let Some(mut copy) = self.alloc() else { return counters.count_drop(DropReason::NoTransmitBuffer) };
         let start = self.payload_start;
-        let offload_tcp = self.offload_tcp && !connection.to_self;
+        let offload_tcp = self.offload_tcp && !connection.next_hop.to_self;
         let length = slice.len as usize;
         // The frame of the record's buffer may begin with headers of an earlier transmission.
         let from = start - record.buffer.start() + slice.offset as usize;
@@ -167,7 +169,7 @@ impl<P: Port> Link<P> {
         if offload_tcp {
             copy.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
         }
-        self.enqueue(counters, copy, connection.to_self);
+        self.enqueue(counters, copy, connection.next_hop.to_self);
     }
 
     /// What the headers of a frame of ours say.
@@ -251,7 +253,7 @@ pub(crate) fn write_headers(
     length: usize,
     sum: Option<u32>,
 ) -> Option<usize> {
-    if let Some(template) = &connection.template
+    if let Some(template) = &connection.next_hop.template
         && let Some(headers) = template.prepend(headroom, &transmit.header, transmit.ecn, length, sum)
     {
         return Some(headers);
@@ -273,7 +275,7 @@ fn write_unusual_headers(
     header.destination_port = connection.flow.remote_port;
     let flow = &connection.flow;
     let (own_mac, vlan) = station;
-    let path = Path { vlan, ..Path::new(own_mac, EthernetAddress(connection.mac), flow.local, flow.remote) };
+    let path = Path { vlan, ..Path::new(own_mac, EthernetAddress(connection.next_hop.mac), flow.local, flow.remote) };
     let checksum = checksum(sum.is_none(), sum.unwrap_or(0));
     prepend_tcp(headroom, &path, &header, transmit.ecn, length, checksum).ok()
 }

@@ -33,7 +33,7 @@ impl Net {
                     counters.cannot_be("a connection that is gone waits for an address");
                     continue;
                 };
-                connection.unresolved = false;
+                connection.next_hop.unresolved = false;
                 connection.schedule(&mut connections.ready, index);
             }
         }
@@ -50,7 +50,7 @@ impl Net {
         index: u32,
         connection: &mut Connection,
     ) -> bool {
-        if connection.epoch == self.neighbours.epoch() || connection.to_self {
+        if connection.next_hop.epoch == self.neighbours.epoch() || connection.next_hop.to_self {
             return true;
         }
         self.resolve_anew(link, connections, counters, now, index, connection)
@@ -74,15 +74,15 @@ impl Net {
         }
         match self.neighbours.resolve(now, self.addresses.next_hop(connection.flow.remote)) {
             Resolution::Known(mac) => {
-                if connection.mac != mac {
-                    connection.mac = mac;
-                    connection.template = None;
+                if connection.next_hop.mac != mac {
+                    connection.next_hop.mac = mac;
+                    connection.next_hop.template = None;
                 }
-                connection.epoch = self.neighbours.epoch();
+                connection.next_hop.epoch = self.neighbours.epoch();
                 true
             }
             // A passive connection has the address that its SYN came from.
-            Resolution::Pending | Resolution::Full if connection.epoch != 0 => {
+            Resolution::Pending | Resolution::Full if connection.next_hop.epoch != 0 => {
                 self.flush_requests(link, counters);
                 true
             }
@@ -103,8 +103,8 @@ impl Net {
 
     /// The connection is served again when an address has become known.
     fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
-        if !connection.unresolved {
-            connection.unresolved = true;
+        if !connection.next_hop.unresolved {
+            connection.next_hop.unresolved = true;
             self.unresolved.push(index);
         }
     }
@@ -112,7 +112,7 @@ impl Net {
     /// Forgets a connection that is gone.
     pub(crate) fn forget(&mut self, index: u32, connection: &Connection) {
         self.paths.forget(index);
-        if connection.unresolved {
+        if connection.next_hop.unresolved {
             self.unresolved.retain(|other| *other != index);
         }
     }
@@ -142,7 +142,7 @@ impl Net {
             if connection.flow.local != address && addresses.next_hop(connection.flow.remote) != address {
                 return true;
             }
-            connection.unresolved = false;
+            connection.next_hop.unresolved = false;
             if connection.is_opening() {
                 connections.fail(*index, ConnectFailure::Unreachable);
             } else {

@@ -261,8 +261,8 @@ impl<B: Buffer> Connections<B> {
         };
         let (handle, connection) = self.add_connection(link.own_mac, net, counters, frame.flow, tcp, phase);
         // The source of the SYN is on the link, or is its router: no need to resolve an address that answers.
-        connection.mac = frame.source_mac.0;
-        connection.epoch = net.neighbours.epoch();
+        connection.next_hop.mac = frame.source_mac.0;
+        connection.next_hop.epoch = net.neighbours.epoch();
         Some(handle.index)
     }
 }
