@@ -1,7 +1,6 @@
 //! The engine's state: one part for each room.
 //!
-//! A room's own functions are methods of its part. What needs several parts is a method of [`Core`], in the room that
-//! decides.
+//! A room's functions take up to three parts. What needs more is a method of [`Core`], in `turn`.
 
 use std::collections::VecDeque;
 

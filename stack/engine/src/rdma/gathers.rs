@@ -87,8 +87,8 @@ impl Gathers {
         self.give(gather);
     }
 
-    /// Stores an incomplete FPDU, or what waits for a receive, with its connection, unless that has ended. The budget is not
-    /// looked at before [`Rdma::settle_gathers`](crate::rdma::Rdma::settle_gathers).
+    /// Stores an incomplete FPDU, or what waits for a receive, with its connection, unless that has ended.
+    /// [`Rdma::settle_gathers`](crate::rdma::Rdma::settle_gathers) holds the budget.
     #[cold]
     pub(crate) fn put_aside(&mut self, connection: &mut Connection, gather: Vec<u8>) {
         let stays = !gather.is_empty() && !connection.gone && connection.delivers();

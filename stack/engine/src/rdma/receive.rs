@@ -2,9 +2,9 @@
 //!
 //! An FPDU that lies whole in a frame is used in place. One that comes in pieces is put together in a buffer of the
 //! connection: a copy at once, instead of holding on to the device's buffers, so that a slow peer can pin heap memory
-//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool. The budget is held behind the frames
-//! of a turn, and counts what the buffer takes and not what lies in it: a buffer that was grown for a long FPDU is used again for
-//! short ones.
+//! (at most one FPDU a connection, under a budget of the engine) but never the receive pool. The budget is held behind
+//! the frames of a turn, and counts what the buffer takes and not what lies in it: a buffer that was grown for a long
+//! FPDU is used again for short ones.
 
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
@@ -285,8 +285,8 @@ impl Rdma {
                 if first && !self.begin_receive(queue_pair) {
                     self.await_receive(counters, now, running, &mut connection.tcp, queue_pair)
                 } else {
-                    // A receive completes only behind this: its message may answer one of ours, and programs count on hearing
-                    // first that theirs has arrived, which the same segment may acknowledge.
+                    // A receive completes only behind this: its message may answer one of ours, and programs count on
+                    // hearing first that theirs has arrived, which the same segment may acknowledge.
                     if completes.is_some() {
                         queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                     }

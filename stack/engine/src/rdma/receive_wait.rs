@@ -38,8 +38,8 @@ const LAST_LOOK: Duration = Duration::from_millis(10);
 const LOOK_PART: u32 = 8;
 
 impl Rdma {
-    /// No receive is posted for the message that has just begun: makes it wait, or says that it has failed. While it waits, the
-    /// connection's timer has to look for a receive, after [`FIRST_LOOK`] for the first time.
+    /// No receive is posted for the message that has just begun: makes it wait, or says that it has failed. While it
+    /// waits, the connection's timer has to look for a receive, after [`FIRST_LOOK`] for the first time.
     #[cold]
     pub(super) fn await_receive(
         &mut self,
@@ -85,8 +85,8 @@ impl Rdma {
         }
     }
 
-    /// When to look for a receive again; `None` if it is time to go on: there is one now, the message has waited too long, or
-    /// nothing waits any more because the stream has ended.
+    /// When to look for a receive again; `None` if it is time to go on: there is one now, the message has waited too
+    /// long, or nothing waits any more because the stream has ended.
     pub(crate) fn next_look(&mut self, now: Instant, connection: &Connection) -> Option<Instant> {
         let Phase::Running(running) = &connection.phase else { return None };
         let wait = running.receive_wait.filter(|_| running.stream.delivers())?;
