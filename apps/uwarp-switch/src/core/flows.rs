@@ -6,7 +6,7 @@ use uwarp_wire::address::IpAddress;
 
 use super::{ClientId, MAX_CLIENTS};
 
-/// The most connections that are remembered on account of one client. One more takes the place of the oldest that is half-open.
+/// The most connections that are remembered on account of one client. One more takes the place of the oldest that is not certain.
 /// If there is none, its peers notice its death by their keep-alive probes.
 const MAX_FLOWS: u32 = 4096;
 
@@ -32,12 +32,12 @@ pub(super) struct Severed<T> {
     pub(super) kept: T,
 }
 
-/// A connection whose opener has not acknowledged the other end's SYN.
+/// A connection that may not be one.
 #[derive(Clone, Copy, Debug)]
-struct HalfOpen {
-    /// The acknowledgment number that opens it. Only who receives the SYN knows it, so connections that a flood opens from
-    /// forged addresses stay half-open.
-    number: u32,
+struct Doubt {
+    /// The acknowledgment number that opens a half-open connection. Only who receives the SYN knows it, so connections that a flood
+    /// opens from forged addresses stay half-open. `None`: a host may have reset it, and a segment of the client says that it lives.
+    number: Option<u32>,
     /// Its place in [`Account::order`].
     place: u64,
 }
@@ -45,22 +45,22 @@ struct HalfOpen {
 #[derive(Clone, Copy, Debug)]
 struct Known<T> {
     kept: T,
-    half_open: Option<HalfOpen>,
+    doubt: Option<Doubt>,
 }
 
 /// What there is on account of one client.
 #[derive(Debug, Default)]
 struct Account {
     flows: u32,
-    half_open: u32,
-    /// Half-open connections, the oldest first, among others that are no longer so.
+    doubtful: u32,
+    /// Doubtful connections, the oldest first, among others that are no longer so.
     order: VecDeque<(u64, Flow)>,
 }
 
 impl Account {
     fn forget<T>(&mut self, known: &Known<T>) {
         self.flows -= 1;
-        self.half_open -= u32::from(known.half_open.is_some());
+        self.doubtful -= u32::from(known.doubt.is_some());
     }
 }
 
@@ -85,33 +85,39 @@ impl<T: Copy> Flows<T> {
         let flow = Flow { accepted, opened };
         if let Some(known) = self.all.get_mut(&(flow, by)) {
             // What is known of a live connection stays: another SYN with ACK may be a stranger's.
-            if let (Some(half_open), Some(number)) = (&mut known.half_open, number) {
-                half_open.number = number;
+            if let (Some(doubt), Some(_)) = (&mut known.doubt, number) {
+                doubt.number = number;
             }
             return;
         }
         if self.accounts[by.place()].flows == MAX_FLOWS && !self.evict(by) {
             return;
         }
-        let account = &mut self.accounts[by.place()];
-        let half_open = number.map(|number| HalfOpen { number, place: self.next_place });
-        account.flows += 1;
-        self.all.insert((flow, by), Known { kept, half_open });
-        if half_open.is_some() {
-            account.half_open += 1;
-            account.order.push_back((self.next_place, flow));
-            self.next_place += 1;
-            if account.order.len() > 2 * MAX_FLOWS as usize {
-                account.order.retain(|(place, flow)| is_half_open(&self.all, by, flow, *place));
-            }
+        self.accounts[by.place()].flows += 1;
+        self.all.insert((flow, by), Known { kept, doubt: None });
+        if number.is_some() {
+            self.doubt(by, flow, number);
         }
     }
 
-    /// Forgets the oldest half-open connection on account of a client. False if there is none.
+    /// A connection that is certain becomes doubtful.
+    fn doubt(&mut self, by: ClientId, flow: Flow, number: Option<u32>) {
+        let Some(known) = self.all.get_mut(&(flow, by)) else { return };
+        let (account, place) = (&mut self.accounts[by.place()], self.next_place);
+        self.next_place += 1;
+        known.doubt = Some(Doubt { number, place });
+        account.doubtful += 1;
+        account.order.push_back((place, flow));
+        if account.order.len() > 2 * MAX_FLOWS as usize {
+            account.order.retain(|(place, flow)| is_doubtful(&self.all, by, flow, *place));
+        }
+    }
+
+    /// Forgets the oldest doubtful connection on account of a client. False if there is none.
     fn evict(&mut self, by: ClientId) -> bool {
         let account = &mut self.accounts[by.place()];
         while let Some((place, flow)) = account.order.pop_front() {
-            if is_half_open(&self.all, by, &flow, place)
+            if is_doubtful(&self.all, by, &flow, place)
                 && let Some(known) = self.all.remove(&(flow, by))
             {
                 account.forget(&known);
@@ -121,20 +127,39 @@ impl<T: Copy> Flows<T> {
         false
     }
 
-    /// Whether a connection on account of a client is half-open.
+    /// Whether a connection on account of a client is doubtful.
     #[inline]
-    pub(super) fn has_half_open(&self, by: ClientId) -> bool {
-        self.accounts[by.place()].half_open > 0
+    pub(super) fn has_doubtful(&self, by: ClientId) -> bool {
+        self.accounts[by.place()].doubtful > 0
     }
 
     /// The opener of a connection, if it is one, acknowledges this number.
     pub(super) fn acknowledged(&mut self, by: ClientId, accepted: End, opened: End, number: u32) {
-        if let Some(known) = self.all.get_mut(&(Flow { accepted, opened }, by))
-            && known.half_open.is_some_and(|half_open| half_open.number == number)
-        {
-            known.half_open = None;
-            self.accounts[by.place()].half_open -= 1;
+        self.confirm(by, Flow { accepted, opened }, Some(number));
+    }
+
+    /// A client sends a segment that neither begins nor ends a connection: if a host seemed to reset that, it lives all the same.
+    pub(super) fn sent(&mut self, by: ClientId, own: End, other: End) {
+        for flow in either_way(own, other) {
+            self.confirm(by, flow, None);
         }
+    }
+
+    fn confirm(&mut self, by: ClientId, flow: Flow, number: Option<u32>) {
+        if let Some(known) = self.all.get_mut(&(flow, by))
+            && known.doubt.is_some_and(|doubt| doubt.number == number)
+        {
+            known.doubt = None;
+            self.accounts[by.place()].doubtful -= 1;
+        }
+    }
+
+    /// A host resets a client's connection, but anybody may have sent that in its name. True if the connection becomes doubtful.
+    pub(super) fn may_have_ended(&mut self, by: ClientId, own: End, other: End) -> bool {
+        let is_certain = |flow: &Flow| self.all.get(&(*flow, by)).is_some_and(|known| known.doubt.is_none());
+        let Some(flow) = either_way(own, other).into_iter().find(is_certain) else { return false };
+        self.doubt(by, flow, None);
+        true
     }
 
     /// One end ends the connection. It is on account of the client of the end that accepted it.
@@ -173,7 +198,12 @@ impl<T: Copy> Flows<T> {
     }
 }
 
-fn is_half_open<T>(all: &HashMap<(Flow, ClientId), Known<T>>, by: ClientId, flow: &Flow, place: u64) -> bool {
-    let half_open = all.get(&(*flow, by)).and_then(|known| known.half_open);
-    half_open.is_some_and(|half_open| half_open.place == place)
+fn is_doubtful<T>(all: &HashMap<(Flow, ClientId), Known<T>>, by: ClientId, flow: &Flow, place: u64) -> bool {
+    let doubt = all.get(&(*flow, by)).and_then(|known| known.doubt);
+    doubt.is_some_and(|doubt| doubt.place == place)
+}
+
+/// The connection of two ends, whichever of them accepted it.
+fn either_way(one: End, other: End) -> [Flow; 2] {
+    [Flow { accepted: one, opened: other }, Flow { accepted: other, opened: one }]
 }

@@ -415,7 +415,7 @@ impl Switch {
         let Some(to) = self.ports.owner(segment.destination_port) else { return self.answer_reset(from, octets) };
         if segment.flags & RARE != 0 {
             self.follow(from, to, segment, octets);
-        } else if self.flows.has_half_open(to) {
+        } else if self.flows.has_doubtful(to) {
             let (source, destination) = ends(segment);
             self.flows.acknowledged(to, destination, source, segment.acknowledgment(octets));
         }

@@ -163,6 +163,11 @@ impl Switch {
         }
         if segment.flags & RARE != 0 {
             self.follow_outside(from, segment, octets, destination, Way::Out);
+        } else if let Some(uplink) = &mut self.uplink
+            && uplink.flows.has_doubtful(from)
+        {
+            let (source, destination) = ends(segment);
+            uplink.flows.sent(from, source, destination);
         }
         Ok(self.pass(from, ClientId::UPLINK, segment, octets))
     }
@@ -174,7 +179,14 @@ impl Switch {
         let (source, destination) = ends(segment);
         let flags = TcpFlags::from_bits(segment.flags.into());
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
-            uplink.flows.ended((client, source), (client, destination));
+            // Whether a host's segment is in the window, only the client's TCP knows: it answers a FIN by its own, and falls silent
+            // behind a reset.
+            if way == Way::Out {
+                uplink.flows.ended((client, source), (client, destination));
+            } else if flags.contains(TcpFlags::RST) && uplink.flows.may_have_ended(client, destination, source) {
+                // Its next segment is looked at.
+                self.last[client.place()] = None;
+            }
         } else if !flags.contains(TcpFlags::ACK) {
             if way == Way::Out {
                 // As many as the client has ports.
@@ -279,7 +291,7 @@ impl Switch {
         if segment.flags & RARE != 0 {
             self.follow_outside(to, segment, octets, station(octets, 6), Way::In);
         } else if let Some(uplink) = &mut self.uplink
-            && uplink.flows.has_half_open(to)
+            && uplink.flows.has_doubtful(to)
         {
             let (source, destination) = ends(segment);
             uplink.flows.acknowledged(to, destination, source, segment.acknowledgment(octets));

@@ -88,7 +88,7 @@ fn open_connections_give_way_to_none_until_they_end() {
     switch.reserve(client(0), PORT).unwrap();
     (1..=MOST as u16).for_each(|port| open_outside(&mut switch, port, Some(RIGHT)));
     open_outside(&mut switch, 5000, Some(RIGHT));
-    // One ends, and there is room for one.
+    // One is reset, and there is room for one.
     arrive(&mut switch, destined(arriving((7, PORT)).flags(TcpFlags::RST).build(), UPLINK));
     open_outside(&mut switch, 5001, None);
     open_outside(&mut switch, 5002, Some(RIGHT));
@@ -96,4 +96,40 @@ fn open_connections_give_way_to_none_until_they_end() {
     let asked = asked(&mut switch);
     assert_eq!((asked.len(), asked.contains(&7)), (MOST, false));
     assert_eq!(asked[MOST - 1], 5002);
+}
+
+/// Segments in a host's name that end its connection, if they are in the window.
+fn end_from_outside(switch: &mut Switch, port: u16) {
+    for flags in [TcpFlags::RST, TcpFlags::FIN | TcpFlags::ACK] {
+        let (verdict, _) = arrive(switch, destined(arriving((port, PORT)).flags(flags).build(), UPLINK));
+        assert!(matches!(verdict, Verdict::Forward { to, .. } if to == client(0)), "its TCP judges");
+    }
+}
+
+#[test]
+fn a_host_that_was_reset_in_its_name_is_told_of_the_clients_death() {
+    let mut switch = joined(1);
+    switch.reserve(client(0), PORT).unwrap();
+    open_outside(&mut switch, 1, Some(RIGHT));
+    end_from_outside(&mut switch, 1);
+    assert_eq!(asked(&mut switch), [1]);
+    assert_eq!(switch.followed_outside(), 0);
+}
+
+#[test]
+fn a_connection_that_was_reset_from_outside_gives_way_unless_its_client_goes_on() {
+    let mut switch = joined(1);
+    switch.reserve(client(0), PORT).unwrap();
+    (1..=3).for_each(|port| open_outside(&mut switch, port, Some(RIGHT)));
+    // The switch knows the way of such a segment, so it does not look at the next one.
+    let go_on = |switch: &mut Switch| judge(switch, 0, destined(leaving(0, (PORT, 2)).build(), HOST));
+    go_on(&mut switch);
+    end_from_outside(&mut switch, 2);
+    end_from_outside(&mut switch, 3);
+    go_on(&mut switch);
+    // A stranger's acknowledgment says nothing.
+    arrive(&mut switch, acknowledging(destined(arriving((3, PORT)).build(), UPLINK), RIGHT));
+    (1000..1000 + MOST as u16).for_each(|port| open_outside(&mut switch, port, None));
+    let asked = asked(&mut switch);
+    assert_eq!((asked.len(), &asked[..3]), (MOST, &[1, 2, 1002][..]));
 }

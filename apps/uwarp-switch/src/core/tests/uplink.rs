@@ -200,7 +200,7 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
     answer_is_reset(&switch, 77);
     assert_eq!((&switch.answer()[..6], &switch.answer()[6..12]), (&HOST[..], &UPLINK[..]));
 
-    // The host accepts one connection, the client two, of which one ends. The host's ports have the numbers of the client's own:
+    // The host accepts one connection, the client two, of which it resets one. The host's ports have the numbers of the client's own:
     // that is what two switches give out.
     let other = first_port(&switch, 1);
     let ask = |switch: &mut Switch, from: usize, ports| {
@@ -216,7 +216,7 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
     ask(&mut switch, 1, (other, own));
     arrive(&mut switch, destined(arriving((own, other)).flags(TcpFlags::SYN | TcpFlags::ACK).build(), UPLINK));
     assert_eq!((switch.followed_outside(), switch.followed()), (4, 0));
-    arrive(&mut switch, destined(arriving((own + 2, own)).flags(TcpFlags::RST).build(), UPLINK));
+    judge(&mut switch, 0, destined(leaving(0, (own, own + 2)).flags(TcpFlags::RST).build(), HOST));
     assert_eq!(switch.followed_outside(), 3);
     let probes = switch.leave(client(0));
     let mut ports = Vec::new();
