@@ -479,4 +479,6 @@ pub(crate) fn unseat(context: u64) -> bool {
 
 pub(crate) mod at_helm;
 #[cfg(test)]
+mod idle_turns;
+#[cfg(test)]
 pub(crate) mod panicking;
