@@ -24,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Work {
     /// A Write, seen in memory, and one back: one operation is the round trip
     WritePingPong,
+    /// The same, and the completion of the first Write reaped
+    WriteCompletion,
+    /// The same by a program of the verbs: `ibv_post_send` and `ibv_poll_cq`
+    VerbsWrite,
     /// A Send and one back, completions reaped: one operation is the round trip
     SendPingPong,
     /// A Read, from post to completion
@@ -114,6 +118,12 @@ impl End {
         Ok(())
     }
 
+    /// Takes a completion that is there. Never inlined, as [`End::post_one`].
+    #[inline(never)]
+    fn reap_one(&mut self) -> anyhow::Result<Completion> {
+        self.completions.poll_one().context("no completion")
+    }
+
     fn post_receive(&mut self, which: usize, size: u32) -> anyhow::Result<()> {
         let entry = self.memory.sge(size as usize..)?;
         self.queue_pairs[which].post_receive(&[ReceiveRequest::new(0, &[entry])])?;
@@ -182,13 +192,20 @@ fn connected(options: &Options) -> anyhow::Result<(End, End)> {
     Ok((here, there))
 }
 
-/// Writes message `number` and waits until its last octets are visible at the other end.
-fn write_and_wait(from: &mut End, to: &mut End, which: usize, number: u64, size: u32) -> anyhow::Result<()> {
+/// Writes message `number` and waits until its last octets are visible at the other end. `finish` completes the request.
+fn write_and_wait(
+    from: &mut End,
+    to: &mut End,
+    which: usize,
+    number: u64,
+    size: u32,
+    finish: impl Fn(SendRequest<'_>) -> SendRequest<'_>,
+) -> anyhow::Result<()> {
     let size = size as usize;
     from.memory.store_release_u64(size - 8, number)?;
     let entry = from.memory.sge(..size)?;
     let target = to.memory.remote_offset() + size as u64;
-    from.post_one(which, SendRequest::write(number, &[entry], to.memory.stag(), target))?;
+    from.post_one(which, finish(SendRequest::write(number, &[entry], to.memory.stag(), target)))?;
     from.context.poll();
     while to.memory.load_acquire_u64(2 * size - 8)? != number {
         to.context.poll();
@@ -208,6 +225,12 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
         ensure!(uwarp_switch::measure::forward(options.iterations, options.size).is_some(), "the switch loses frames");
         return Ok(started.elapsed());
     }
+    if options.work == Work::VerbsWrite {
+        let started = Instant::now();
+        uwarp_verbs_abi::measure::write_and_poll(options.iterations, options.size)
+            .map_err(anyhow::Error::from_boxed)?;
+        return Ok(started.elapsed());
+    }
     if matches!(options.work, Work::RpcNull | Work::RpcRead) {
         return measure_calls(options);
     }
@@ -219,8 +242,19 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
         Work::WritePingPong => {
             for number in 1..=options.iterations {
                 let which = number as usize % options.qps;
-                write_and_wait(&mut here, &mut there, which, number, size)?;
-                write_and_wait(&mut there, &mut here, which, number, size)?;
+                write_and_wait(&mut here, &mut there, which, number, size, |write| write)?;
+                write_and_wait(&mut there, &mut here, which, number, size, |write| write)?;
+            }
+        }
+        Work::WriteCompletion => {
+            for number in 1..=options.iterations {
+                let which = number as usize % options.qps;
+                write_and_wait(&mut here, &mut there, which, number, size, |write| {
+                    write.signalled().complete_on_ack()
+                })?;
+                write_and_wait(&mut there, &mut here, which, number, size, |write| write)?;
+                let completion = here.reap_one()?;
+                ensure!(completion.id == number && completion.status.is_success(), "work ended with {completion:?}");
             }
         }
         Work::SendPingPong => {
@@ -285,7 +319,7 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
                 here.context.poll();
             }
         }
-        Work::RpcNull | Work::RpcRead | Work::Forward => {}
+        Work::VerbsWrite | Work::RpcNull | Work::RpcRead | Work::Forward => {}
     }
     let took = started.elapsed();
     Ok(took)

@@ -56,7 +56,7 @@ impl Figure {
 const SEGMENTS: u64 = (65_536_u64).div_ceil(1440);
 
 /// The figures. A round of a ping-pong is two messages.
-const FIGURES: [Figure; 11] = [
+const FIGURES: [Figure; 14] = [
     Figure { per_round: 2, ..Figure::new("write", Work::WritePingPong) },
     Figure::new("read", Work::Read),
     Figure { per_round: 2, ..Figure::new("send", Work::SendPingPong) },
@@ -69,6 +69,10 @@ const FIGURES: [Figure; 11] = [
     },
     Figure::new("idle turn", Work::IdleTurn),
     Figure { per_round: 2, inside: Some("post_one"), ..Figure::new("post_send", Work::WritePingPong) },
+    // Each poll finds a completion, behind an idle turn.
+    Figure { inside: Some("reap_one"), ..Figure::new("poll", Work::WriteCompletion) },
+    Figure { inside: Some("ibv_post_send"), ..Figure::new("ibv_post_send", Work::VerbsWrite) },
+    Figure { inside: Some("ibv_poll_cq"), ..Figure::new("ibv_poll_cq", Work::VerbsWrite) },
     Figure { inside: Some("forward_turn"), ..Figure::new("frame through the switch", Work::Forward) },
     Figure { has_budget: false, ..Figure::new("write-stream", Work::WriteStream) },
     Figure { has_budget: false, ..Figure::new("rpc-null", Work::RpcNull) },

@@ -16,6 +16,8 @@ mod cm;
 mod errno;
 mod event_fd;
 mod handle;
+#[doc(hidden)]
+pub mod measure;
 #[cfg(any(test, feature = "misuse"))]
 pub mod misuse;
 mod process;

@@ -60,6 +60,11 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
         .ok_or(ENODEV)
 }
 
+/// Gives the process a context of the caller's choice. False if it has one.
+pub(crate) fn adopt(context: Context) -> bool {
+    PROCESS.set(Some(Process { context })).is_ok()
+}
+
 /// The context with its device open and its engine running.
 ///
 /// # Errors
