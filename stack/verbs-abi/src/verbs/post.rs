@@ -22,8 +22,7 @@ impl Entries {
     }
 
     pub(crate) fn push(&mut self, sge: &ibv_sge) -> Result<(), Errno> {
-        let place = self.entries.get_mut(self.count).ok_or(EINVAL)?;
-        *place = Sge { stag: sge.lkey, length: sge.length, offset: sge.addr };
+        *self.entries.get_mut(self.count).ok_or(EINVAL)? = entry(sge);
         self.count += 1;
         Ok(())
     }
@@ -31,10 +30,11 @@ impl Entries {
     pub(crate) fn as_slice(&self) -> &[Sge] {
         &self.entries[..self.count]
     }
+}
 
-    pub(crate) fn octets(&self) -> u64 {
-        self.as_slice().iter().map(|sge| u64::from(sge.length)).sum()
-    }
+#[inline]
+fn entry(sge: &ibv_sge) -> Sge {
+    Sge { stag: sge.lkey, length: sge.length, offset: sge.addr }
 }
 
 /// The list of SGEs that C gives. Programs keep SGEs in packed structures, so they need not be aligned.
@@ -49,6 +49,29 @@ unsafe fn list(list: *const ibv_sge, count: c_int) -> Result<impl Iterator<Item 
     }
     // SAFETY: as the caller promises.
     Ok((0..count).map(move |index| unsafe { list.add(index).read_unaligned() }))
+}
+
+/// Gives the SGEs of C's list to `with`, as uwarp has them.
+///
+/// # Safety
+/// `list` has `count` entries.
+#[inline]
+unsafe fn with_entries<T>(
+    list: *const ibv_sge,
+    count: c_int,
+    with: impl FnOnce(&[Sge]) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    // SAFETY: as the caller promises.
+    let mut list = unsafe { self::list(list, count)? };
+    // Room for the longest list would be cleared for each request.
+    if count == 1
+        && let Some(sge) = list.next()
+    {
+        return with(&[entry(&sge)]);
+    }
+    let mut entries = Entries::new();
+    list.try_for_each(|sge| entries.push(&sge))?;
+    with(entries.as_slice())
 }
 
 /// The octets of an inline request, gathered.
@@ -99,7 +122,7 @@ pub(crate) struct Work {
 
 /// What a request carries.
 pub(crate) enum Data<'a> {
-    Entries(&'a Entries),
+    Entries(&'a [Sge]),
     Inline(&'a [u8]),
 }
 
@@ -108,16 +131,16 @@ pub(crate) enum Data<'a> {
 pub(crate) fn post(sender: &mut SendHalf, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
     let Work { id, remote, rkey, .. } = *work;
     let sent = || match data {
-        Data::Entries(entries) => SendRequest::send(id, entries.as_slice()),
+        Data::Entries(entries) => SendRequest::send(id, entries),
         Data::Inline(octets) => SendRequest::send_inline(id, octets),
     };
     let written = || match data {
-        Data::Entries(entries) => SendRequest::write(id, entries.as_slice(), rkey, remote),
+        Data::Entries(entries) => SendRequest::write(id, entries, rkey, remote),
         Data::Inline(octets) => SendRequest::write_inline(id, octets, rkey, remote),
     };
     let immediate = u64::from(u32::from_be(work.word));
     let sinks = || match data {
-        Data::Entries(entries) => Ok(entries.as_slice()),
+        Data::Entries(entries) => Ok(*entries),
         Data::Inline(_) => Err(EINVAL),
     };
     let sink = || match sinks()? {
@@ -132,7 +155,7 @@ pub(crate) fn post(sender: &mut SendHalf, work: &Work, data: &Data<'_>) -> Resul
         IBV_WR_SEND_WITH_INV => sent().invalidate(work.word),
         IBV_WR_SEND_WITH_IMM => {
             let octets = match data {
-                Data::Entries(entries) => entries.octets(),
+                Data::Entries(entries) => entries.iter().map(|sge| u64::from(sge.length)).sum(),
                 Data::Inline(octets) => octets.len() as u64,
             };
             if octets > 0 {
@@ -198,17 +221,14 @@ unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), E
             work.rkey = request.wr.atomic.rkey;
             work.operands = [request.wr.atomic.compare_add, request.wr.atomic.swap];
         }
-        let mut list = list(request.sg_list, request.num_sge)?;
         if request.send_flags & IBV_SEND_INLINE != 0 {
             let mut inline = Inline::new();
-            for sge in list {
+            for sge in list(request.sg_list, request.num_sge)? {
                 inline.push(std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize)?;
             }
             return post(sender, &work, &Data::Inline(inline.as_slice()));
         }
-        let mut entries = Entries::new();
-        list.try_for_each(|sge| entries.push(&sge))?;
-        post(sender, &work, &Data::Entries(&entries))
+        with_entries(request.sg_list, request.num_sge, |entries| post(sender, &work, &Data::Entries(entries)))
     }
 }
 
@@ -258,10 +278,8 @@ pub(crate) unsafe fn each_receive(
     unsafe {
         let mut next = list_of;
         while let Some(request) = next.as_ref() {
-            let posted = list(request.sg_list, request.num_sge).and_then(|mut list| {
-                let mut entries = Entries::new();
-                list.try_for_each(|sge| entries.push(&sge))?;
-                post(ReceiveRequest::new(request.wr_id, entries.as_slice()))
+            let posted = with_entries(request.sg_list, request.num_sge, |entries| {
+                post(ReceiveRequest::new(request.wr_id, entries))
             });
             if let Err(errno) = posted {
                 if let Some(bad) = bad.as_mut() {

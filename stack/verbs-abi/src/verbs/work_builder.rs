@@ -101,7 +101,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         let mut sender = pair.send.lock().unwrap_or_else(PoisonError::into_inner);
         for request in builder.requests.drain(..) {
             match request.kind {
-                Kind::Entries(entries) => post::post(&mut sender, &request.work, &Data::Entries(&entries))?,
+                Kind::Entries(entries) => post::post(&mut sender, &request.work, &Data::Entries(entries.as_slice()))?,
                 Kind::Inline(inline) => post::post(&mut sender, &request.work, &Data::Inline(inline.as_slice()))?,
                 Kind::Bind(bind) => window::post(&mut sender, request.work.id, request.work.flags, bind)?,
             }
