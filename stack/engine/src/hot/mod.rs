@@ -4,6 +4,6 @@
 //! state as the result. It changes nothing before it knows that the case is its own; otherwise the general code takes over.
 
 pub(crate) mod element;
-mod receive;
+pub(crate) mod receive;
 mod segment;
-mod transmit;
+pub(crate) mod transmit;

@@ -12,126 +12,169 @@ use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::counters::Counters;
 use crate::api::work::{CompletionFlags, Status};
-use crate::connection::Connection;
 use crate::connection::phase::Phase;
-use crate::core::Core;
+use crate::connection::{Connection, Connections};
 use crate::hot::segment::Predicted;
 use crate::hot::transmit::{arm, complete};
-use crate::link::port::{Buffer, Port};
-use crate::link::template::{Layout, PLAIN, TAGGED};
+use crate::link::port::Buffer;
+use crate::link::template::{Layout, PLAIN, TAGGED, Template};
 use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Running;
 
-impl<P: Port> Core<P> {
-    /// Takes frames of the connection that the last frame belonged to: the first one if it is a predicted segment, and those
-    /// behind it that are alike. Gives how many. Writes, Sends, Reads and their responses that are whole in a frame are taken
-    /// here; at other FPDUs the general code goes on with that frame's octets. None: the general code has to take the first frame.
+/// When frames are taken: in a turn of the engine, whose time is `now`.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment<'a> {
+    pub(crate) turn: &'a Turn<'a>,
+    pub(crate) now: Instant,
+}
+
+/// What the short way has taken of a burst.
+pub(crate) struct Taken<'f> {
+    /// Frames.
+    pub(crate) frames: usize,
+    /// How far it has taken the last one.
+    pub(crate) end: End<'f>,
+}
+
+impl Taken<'_> {
+    const NOTHING: Self = Taken { frames: 0, end: End::All };
+}
+
+impl<B: Buffer> Connections<B> {
+    /// Takes frames of the connection that the last frame belonged to: the first one if it is a predicted segment, and
+    /// those behind it that are alike. Writes, Sends, Reads and their responses that are whole in a frame are taken
+    /// here; at other FPDUs the general code goes on with that frame's octets. If nothing is taken, the general code
+    /// has to take the first frame.
     #[inline(never)]
-    pub(crate) fn receive_hot(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
-        let Some(index) = self.connections.guess else { return 0 };
-        let connection = self.connections.table.get(index);
-        let Some(template) = connection.and_then(|connection| connection.next_hop.template.as_ref()) else { return 0 };
+    pub(crate) fn receive_hot<'f>(
+        &mut self,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        moment: Moment<'_>,
+        frames: &'f [B],
+    ) -> Taken<'f> {
+        let Some(index) = self.guess else { return Taken::NOTHING };
+        let connection = self.table.get(index);
+        let template = connection.and_then(|connection| connection.next_hop.template.as_ref());
+        let Some(template) = template else { return Taken::NOTHING };
         if template.layout() == Layout::Ipv4 {
-            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, frames);
+            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames);
         }
-        let layout = template.layout();
-        self.receive_layout(turn, index, layout, frames)
+        self.receive_layout(rdma, counters, moment, index, frames)
     }
 
     /// The same for the other layouts.
     #[inline(never)]
-    fn receive_layout(&mut self, turn: &Turn<'_>, index: u32, layout: Layout, frames: &[P::Buffer]) -> usize {
-        match layout {
-            Layout::Ipv4 => self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(turn, index, frames),
-            Layout::Ipv4Tagged => self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(turn, index, frames),
-            Layout::Ipv6 => self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(turn, index, frames),
-            Layout::Ipv6Tagged => self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(turn, index, frames),
+    fn receive_layout<'f>(
+        &mut self,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        moment: Moment<'_>,
+        index: u32,
+        frames: &'f [B],
+    ) -> Taken<'f> {
+        let connection = self.table.get(index);
+        let template = connection.and_then(|connection| connection.next_hop.template.as_ref());
+        match template.map(Template::layout) {
+            Some(Layout::Ipv4Tagged) => {
+                self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames)
+            }
+            Some(Layout::Ipv6) => {
+                self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames)
+            }
+            Some(Layout::Ipv6Tagged) => {
+                self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames)
+            }
+            Some(Layout::Ipv4) | None => Taken::NOTHING,
         }
     }
 
     /// The same behind `LINK` octets of the link's header and `IP` of IP's.
     #[inline(always)]
-    fn receive_behind<const LINK: usize, const IP: usize>(
+    fn receive_behind<'f, const LINK: usize, const IP: usize>(
         &mut self,
-        turn: &Turn<'_>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        moment: Moment<'_>,
         index: u32,
-        frames: &[P::Buffer],
-    ) -> usize {
-        let Some(first) = frames.first() else { return 0 };
-        let Some((connection, _)) = self.connections.table.get_marked(index) else { return 0 };
-        let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else { return 0 };
-        let Some(template) = &next_hop.template else { return 0 };
+        frames: &'f [B],
+    ) -> Taken<'f> {
+        let Some(first) = frames.first() else { return Taken::NOTHING };
+        let Some((connection, _)) = self.table.get_marked(index) else { return Taken::NOTHING };
+        let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else {
+            return Taken::NOTHING;
+        };
+        let Some(template) = &next_hop.template else { return Taken::NOTHING };
         let frame = first.data();
-        let Some(predicted) = Predicted::of::<P::Buffer, LINK, IP>(first, frame, template) else { return 0 };
+        let Some(predicted) = Predicted::of::<B, LINK, IP>(first, frame, template) else { return Taken::NOTHING };
         if running.receive_markers || !gather.is_empty() {
-            return 0;
+            return Taken::NOTHING;
         }
-        let Some(events) = connection.tcp.on_usual_segment(self.now, &predicted.segment) else { return 0 };
+        let Some(events) = connection.tcp.on_usual_segment(moment.now, &predicted.segment) else {
+            return Taken::NOTHING;
+        };
         if events.contains(Events::OCTETS_ACKED) {
-            connection.acknowledged(&mut self.connections.records);
+            connection.acknowledged(&mut self.records);
         }
-        let mut train = Train::new(turn, connection, &mut self.rdma, &mut self.counters);
-        let (mut taken, mut end) = (1, train.take::<false>(frame, predicted.payload.clone()));
-        if let End::All = end {
-            self.settle_hot(index);
+        let mut train = Train::new(moment.turn, connection, rdma, counters);
+        let mut taken = Taken { frames: 1, end: train.take::<false>(frame, predicted.payload.clone()) };
+        if let End::All = taken.end {
+            self.settle_hot(rdma, moment.now, index);
             if frames.len() > 1 {
-                (taken, end) = self.follow::<LINK, IP>(turn, index, predicted, frames);
+                taken = self.follow::<LINK, IP>(rdma, counters, moment, index, predicted, frames);
             }
         }
-        self.counters.hot_received += taken as u64;
-        self.counters.frames_received += taken as u64;
-        match end {
-            End::All => {}
-            End::Rest(octets) => self.receive_rest(turn, index, octets),
-            End::Overflowed(octets) => self.fail_overflowed(turn, index, octets),
+        counters.hot_received += taken.frames as u64;
+        counters.frames_received += taken.frames as u64;
+        taken
+    }
+
+    /// Takes the segments that are like the first one, `predicted`, which was taken. Gives what was taken with that.
+    #[inline(never)]
+    fn follow<'f, const LINK: usize, const IP: usize>(
+        &mut self,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        moment: Moment<'_>,
+        index: u32,
+        mut predicted: Predicted,
+        frames: &'f [B],
+    ) -> Taken<'f> {
+        let mut taken = Taken { frames: 1, end: End::All };
+        let Some((connection, _)) = self.table.get_marked(index) else { return taken };
+        let first = frames[0].data();
+        let mut train = Train::new(moment.turn, connection, rdma, counters);
+        while let Some(next) = frames.get(taken.frames)
+            && let End::All = taken.end
+        {
+            let frame = next.data();
+            let is_alike = predicted.becomes::<B, LINK, IP>(first, next, frame);
+            if !is_alike || !train.connection.tcp.on_alike_segment(moment.now, &predicted.segment) {
+                break;
+            }
+            taken.end = train.take::<true>(frame, predicted.payload.clone());
+            taken.frames += 1;
+        }
+        if let End::All = taken.end {
+            self.settle_hot(rdma, moment.now, index);
         }
         taken
     }
 
-    /// Takes the segments that are like the first one, `predicted`, which was taken. Gives how many frames were taken with that.
-    #[inline(never)]
-    fn follow<'f, const LINK: usize, const IP: usize>(
-        &mut self,
-        turn: &Turn<'_>,
-        index: u32,
-        mut predicted: Predicted,
-        frames: &'f [P::Buffer],
-    ) -> (usize, End<'f>) {
-        let Some((connection, _)) = self.connections.table.get_marked(index) else { return (1, End::All) };
-        let first = frames[0].data();
-        let mut train = Train::new(turn, connection, &mut self.rdma, &mut self.counters);
-        let (mut taken, mut end) = (1, End::All);
-        while let Some(next) = frames.get(taken)
-            && let End::All = end
-        {
-            let frame = next.data();
-            let is_alike = predicted.becomes::<P::Buffer, LINK, IP>(first, next, frame);
-            if !is_alike || !train.connection.tcp.on_alike_segment(self.now, &predicted.segment) {
-                break;
-            }
-            end = train.take::<true>(frame, predicted.payload.clone());
-            taken += 1;
-        }
-        if let End::All = end {
-            self.settle_hot(index);
-        }
-        (taken, end)
-    }
-
     /// Finds what a connection has to do behind segments that were taken whole.
     #[inline(always)]
-    fn settle_hot(&mut self, index: u32) {
-        let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return };
+    fn settle_hot(&mut self, rdma: &mut Rdma, now: Instant, index: u32) {
+        let Some((connection, was_usual)) = self.table.get_marked(index) else { return };
         if !connection.quiet {
-            connection.look_for_quiet(&mut self.rdma.queue_pairs);
+            connection.look_for_quiet(&mut rdma.queue_pairs);
         }
-        // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So nothing is to be
-        // done if it fires before all that the segments can have started.
-        let wheel = &mut self.connections.wheel;
-        let is_armed = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
-        if connection.quiet && !connection.tcp.wants_transmit(self.now) {
+        // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
+        // nothing is to be done if it fires before all that the segments can have started.
+        let wheel = &mut self.wheel;
+        let is_armed = wheel.fires_by(index, connection.tcp.soonest_timer(now));
+        if connection.quiet && !connection.tcp.wants_transmit(now) {
             if !is_armed {
                 arm(wheel, index, connection);
             }
@@ -140,33 +183,8 @@ impl<P: Port> Core<P> {
         } else {
             // It is served later in this turn, which also arms its timer.
             *was_usual &= is_armed;
-            connection.schedule(&mut self.connections.ready, index);
+            connection.schedule(&mut self.ready, index);
         }
-    }
-
-    /// Octets of a predicted segment that are not usual.
-    #[inline(never)]
-    fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.was_usual = false;
-        let Some(mut connection) = self.connections.table.take(index) else { return };
-        self.on_octets(turn, index, &mut connection, octets);
-        self.settle_segment(index, connection, true);
-    }
-
-    /// The completion of an FPDU before `octets` did not fit.
-    #[cold]
-    fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.was_usual = false;
-        let Some(mut connection) = self.connections.table.take(index) else { return };
-        let mut queue_pair = self.rdma.take(connection.queue_pair);
-        if let Some(queue_pair) = queue_pair.as_deref_mut() {
-            self.rdma.on_overflow(&mut self.counters, self.now, &mut connection, queue_pair);
-        }
-        self.rdma.give(queue_pair);
-        if !connection.gone {
-            self.on_octets(turn, index, &mut connection, octets);
-        }
-        self.settle_segment(index, connection, true);
     }
 }
 
@@ -212,7 +230,7 @@ impl LongWrite<'_> {
 }
 
 /// How far a segment was taken.
-enum End<'a> {
+pub(crate) enum End<'a> {
     All,
     /// The general code has to take these octets of it.
     Rest(&'a [u8]),

@@ -12,13 +12,13 @@ use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
 use crate::connection::slab::BufferStore;
 use crate::connection::wheel::Wheel;
-use crate::connection::{Connection, Record};
-use crate::core::Core;
+use crate::connection::{Connection, Connections, Record};
 use crate::hot::element::UsualElement;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::link::template::Pattern;
 use crate::link::transmit::offloads;
+use crate::rdma::Rdma;
 use crate::rdma::choose::{header_len, send_kind};
 use crate::rdma::cutting::build_segment;
 use crate::rdma::fpdu::{Fpdu, SHORT, build_short};
@@ -254,25 +254,38 @@ impl<P: Port> Link<P> {
     }
 }
 
-impl<P: Port> Core<P> {
-    /// As [`Open::push`], for a record behind which nothing follows: if it may leave now, its frame does at once.
+/// The short ways of work, and what they touch.
+pub(crate) struct Serving<'a, P: Port> {
+    pub(crate) now: Instant,
+    /// The neighbours' addresses that are known now.
+    pub(crate) epoch: u32,
+    pub(crate) link: &'a mut Link<P>,
+    pub(crate) connections: &'a mut Connections<P::Buffer>,
+    pub(crate) rdma: &'a mut Rdma,
+    pub(crate) counters: &'a mut Counters,
+}
+
+impl<P: Port> Serving<'_, P> {
+    /// Hands TCP a record behind which nothing follows. Gives it back if its frame may not leave at once.
     #[inline]
-    pub(crate) fn send_open(&mut self, connection: &mut Connection, open: Option<Open<P::Buffer>>) {
-        let link_is_usual = connection.next_hop.epoch == self.net.neighbours.epoch() && self.link.is_usual();
-        let leaves = self.config.hot
-            && link_is_usual
+    pub(crate) fn send_open(
+        self,
+        connection: &mut Connection,
+        open: Option<Open<P::Buffer>>,
+    ) -> Option<Open<P::Buffer>> {
+        let open = open?;
+        let link_is_usual = connection.next_hop.epoch == self.epoch && self.link.is_usual();
+        let leaves = link_is_usual
             && !connection.next_hop.to_self
             && connection.next_hop.template.is_some()
-            && open.as_ref().is_some_and(|open| open.is_new() && is_segment(open.length(), connection))
+            && open.is_new()
+            && is_segment(open.length(), connection)
             && connection.tcp.sends_at_once()
             && self.link.has_free(1);
         if !leaves {
-            if let Some(open) = open {
-                open.push(&self.link, &mut self.connections.records, &mut connection.tcp);
-            }
-            return;
+            return Some(open);
         }
-        let Some((buffer, length)) = open.and_then(Open::into_new) else { return };
+        let (buffer, length) = open.into_new()?;
         let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
         let start = self.link.payload_start;
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
@@ -281,30 +294,32 @@ impl<P: Port> Core<P> {
         let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
         self.counters.octets_sent += self.link.enqueue_record(record, &sent, connection.flow.local);
         self.counters.hot_sent += 1;
+        None
     }
 
-    /// Serves a connection whose posted work, or whose response to a Read, fits into one segment that may leave now. False: the
-    /// general code has to serve it. If there are FPDUs in `begun` then, what they carry is used up, and it goes on with that
-    /// record.
+    /// Serves a connection whose posted Send or Write of one entry fits into one segment that may leave now. False: the other short
+    /// ways, or the general code, have to serve it. If there are FPDUs in `begun` then, what they carry is used up, and the general
+    /// code goes on with that record.
     #[inline(always)]
-    pub(crate) fn serve_hot(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        self.serve_short::<LONE>(turn, index, begun) || begun.is_none() && self.serve_other(turn, index, begun)
+    pub(crate) fn serve_lone(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+        self.serve_short::<LONE>(turn, index, begun)
     }
 
-    #[inline(never)]
-    fn serve_other(&mut self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+    /// The same for posted work that shares a segment.
+    #[inline(always)]
+    pub(crate) fn serve_several(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
         self.serve_short::<SEVERAL>(turn, index, begun)
-            || begun.is_none() && self.serve_short::<RESPONSE>(turn, index, begun)
+    }
+
+    /// The same for a response to a Read.
+    #[inline(always)]
+    pub(crate) fn serve_response(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
+        self.serve_short::<RESPONSE>(turn, index, begun)
     }
 
     /// Serves a connection that has nothing else to send but `WHAT`.
     #[inline(always)]
-    fn serve_short<const WHAT: u8>(
-        &mut self,
-        turn: &Turn<'_>,
-        index: u32,
-        begun: &mut Option<Open<P::Buffer>>,
-    ) -> bool {
+    fn serve_short<const WHAT: u8>(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
         let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return false };
         let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
         let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number) else { return false };
@@ -318,7 +333,7 @@ impl<P: Port> Core<P> {
         if !has_it || has_response(connection) != (WHAT == RESPONSE) {
             return false;
         }
-        let link_is_usual = connection.next_hop.epoch == self.net.neighbours.epoch() && self.link.is_usual();
+        let link_is_usual = connection.next_hop.epoch == self.epoch && self.link.is_usual();
         if !link_is_usual || !(*was_usual || is_usual(connection)) || queue_pair.send.is_cutting() {
             return false;
         }
@@ -330,7 +345,7 @@ impl<P: Port> Core<P> {
         }
         let segment = connection.tcp.effective_mss();
         let Phase::Running(running) = &mut connection.phase else { return false };
-        let max_ulpdu = self.config.iwarp.max_ulpdu;
+        let max_ulpdu = self.rdma.config.max_ulpdu;
         if WHAT == LONE && (max_ulpdu < SHORT_ULPDU as u16 || segment < fpdu_len(SHORT_ULPDU) as u32) {
             return false;
         }
@@ -413,7 +428,7 @@ impl<P: Port> Core<P> {
         self.counters.hot_sent += 1;
         self.counters.octets_sent += octets;
         if self.connections.ready.is_empty() {
-            self.flush();
+            self.counters.frames_sent += self.link.flush() as u64;
         }
         true
     }

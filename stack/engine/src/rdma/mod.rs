@@ -46,7 +46,7 @@ pub(crate) struct Rdma {
     pub(crate) gathers: Gathers,
     /// Where faults of streams and queue pairs are reported.
     pub(crate) events: EventSink<AsyncEvent>,
-    config: IwarpConfig,
+    pub(crate) config: IwarpConfig,
     /// When the queue pairs of `failed` are checked next.
     pub(crate) sweep_at: Option<Instant>,
     /// Queue pairs in the error state.

@@ -12,6 +12,7 @@ use crate::api::stats::DropReason;
 use crate::connection::phase::Phase;
 use crate::connection::{Connection, HeldFrame};
 use crate::core::Core;
+use crate::hot::receive::{End, Moment};
 use crate::link::contiguous;
 use crate::link::port::{BURST, Buffer, Port};
 use crate::net::fragments::Pieces;
@@ -28,7 +29,40 @@ impl<P: Port> Core<P> {
     /// Takes the first of these frames, and others behind it, the short way, if they are for it. Gives how many.
     #[inline(always)]
     pub(super) fn receive_short(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
-        if self.config.hot { self.receive_hot(turn, frames) } else { 0 }
+        let (Some(index), true) = (self.connections.guess, self.config.hot) else { return 0 };
+        let moment = Moment { turn, now: self.now };
+        let taken = self.connections.receive_hot(&mut self.rdma, &mut self.counters, moment, frames);
+        match taken.end {
+            End::All => {}
+            End::Rest(octets) => self.receive_rest(turn, index, octets),
+            End::Overflowed(octets) => self.fail_overflowed(turn, index, octets),
+        }
+        taken.frames
+    }
+
+    /// Octets of a predicted segment that are not usual.
+    #[inline(never)]
+    fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
+        self.was_usual = false;
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        self.on_octets(turn, index, &mut connection, octets);
+        self.settle_segment(index, connection, true);
+    }
+
+    /// The completion of an FPDU before `octets` did not fit.
+    #[cold]
+    fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
+        self.was_usual = false;
+        let Some(mut connection) = self.connections.table.take(index) else { return };
+        let mut queue_pair = self.rdma.take(connection.queue_pair);
+        if let Some(queue_pair) = queue_pair.as_deref_mut() {
+            self.rdma.on_overflow(&mut self.counters, self.now, &mut connection, queue_pair);
+        }
+        self.rdma.give(queue_pair);
+        if !connection.gone {
+            self.on_octets(turn, index, &mut connection, octets);
+        }
+        self.settle_segment(index, connection, true);
     }
 
     /// Takes a frame that is none for the short way.

@@ -6,6 +6,7 @@ use crate::bytestream::conversion::TextPushed;
 use crate::connection::Connection;
 use crate::connection::phase::{Closing, Phase};
 use crate::core::Core;
+use crate::hot::transmit::Serving;
 use crate::link::port::Port;
 use crate::rdma::packing::{Open, Pulled, Sending};
 use crate::rdma::queue_pair::QueuePair;
@@ -38,9 +39,26 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     pub(super) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
         let mut open = None;
-        if !(self.config.hot && self.serve_hot(turn, index, &mut open)) {
+        let is_served = self.config.hot
+            && (self.serving().serve_lone(turn, index, &mut open)
+                || open.is_none() && self.serve_other(turn, index, &mut open));
+        if !is_served {
             self.serve_any(turn, index, open);
         }
+    }
+
+    #[inline(never)]
+    fn serve_other(&mut self, turn: &Turn<'_>, index: u32, open: &mut Option<Open<P::Buffer>>) -> bool {
+        self.serving().serve_several(turn, index, open)
+            || open.is_none() && self.serving().serve_response(turn, index, open)
+    }
+
+    /// What the short ways touch.
+    #[inline(always)]
+    fn serving(&mut self) -> Serving<'_, P> {
+        let epoch = self.net.neighbours.epoch();
+        let Core { link, connections, rdma, counters, now, .. } = self;
+        Serving { now: *now, epoch, link, connections, rdma, counters }
     }
 
     /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn takes
@@ -171,8 +189,13 @@ impl<P: Port> Core<P> {
         let mut sending = Sending { turn, now, link, records, rdma, counters, connection, queue_pair, open };
         match sending.pull() {
             Ok(Pulled::Dry) => {
-                let open = sending.open;
-                self.send_open(connection, open);
+                let mut open = sending.open;
+                if self.config.hot {
+                    open = self.serving().send_open(connection, open);
+                }
+                if let Some(open) = open {
+                    open.push(&self.link, &mut self.connections.records, &mut connection.tcp);
+                }
                 Pulled::Dry
             }
             Ok(pulled) => {
