@@ -1,6 +1,6 @@
 //! How results leave the library: error numbers, and the boundary that no panic crosses.
 
-use crate::process;
+use crate::lifetime;
 use libc::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use uwarp::{ConnectError, Error, PostErrorReason};
@@ -69,7 +69,7 @@ pub(crate) fn set_errno(errno: Errno) {
 /// threads did not come along.
 #[inline]
 fn run<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    if process::in_forked_child() {
+    if lifetime::in_forked_child() {
         return Err(EIO);
     }
     // What a panic left half-way is locked behind a poisoned mutex or is not used again.

@@ -1,12 +1,13 @@
 //! Descriptors that count events, and calls that wait for one.
 
 use crate::errno::{EAGAIN, Errno, minus_one, set_errno};
-use crate::process;
+use crate::lifetime;
 use libc::c_int;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno as Os, ReadWriteFlags};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// A descriptor that is readable while events wait. It is made without O_NONBLOCK, which is the program's to set.
 #[derive(Debug)]
@@ -65,10 +66,39 @@ pub(crate) fn add(fd: BorrowedFd<'_>, events: u64) {
     let _ = rustix::io::write(fd, &events.to_ne_bytes());
 }
 
+/// Events of an object that the program has fetched and not acknowledged: its destruction waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Unacknowledged {
+    count: Mutex<u64>,
+    none: Condvar,
+}
+
+impl Unacknowledged {
+    pub(crate) fn fetched(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    pub(crate) fn acknowledged(&self, events: u64) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        *count = count.saturating_sub(events);
+        if *count == 0 {
+            self.none.notify_all();
+        }
+    }
+
+    /// Waits until there are none.
+    pub(crate) fn wait(&self) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count > 0 {
+            count = self.none.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
 /// Takes an event, but none while another thread ends the process: it would wait for ever for the acknowledgment before it
 /// destroyed the event's object.
 pub(crate) fn unless_ending<T>(take: impl FnOnce() -> Option<T>) -> Option<T> {
-    if process::is_ended_by_another() { None } else { take() }
+    if lifetime::is_ended_by_another() { None } else { take() }
 }
 
 /// What an attempt to fetch an event has come to.
@@ -107,7 +137,7 @@ pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_in
             set_errno(EAGAIN);
             return -1;
         }
-        while process::is_ended_by_another() {
+        while lifetime::is_ended_by_another() {
             // SAFETY: no descriptors.
             unsafe { poll(std::ptr::null_mut(), 0, -1) };
         }

@@ -16,6 +16,7 @@ mod cm;
 mod errno;
 mod event_fd;
 mod handle;
+mod lifetime;
 #[doc(hidden)]
 pub mod measure;
 #[cfg(any(test, feature = "misuse"))]

@@ -5,7 +5,7 @@
 use crate::abi::*;
 use crate::handle::Handle;
 use crate::process;
-use crate::verbs::queue_pair::Pair;
+use crate::verbs::pair::Pair;
 use libc::{c_int, c_void, size_t};
 use std::error::Error;
 use std::ptr;
@@ -160,8 +160,7 @@ impl Peer {
     fn connect(&mut self, program: &Program, here: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
         // SAFETY: the program's own queue pair, which is never destroyed.
         let pair = unsafe { Handle::<Pair>::get(program.qp.cast()) }.map_err(|_| "no queue pair")?;
-        let mut control = pair.control();
-        let control = control.as_mut().ok_or("the queue pair is gone")?;
+        let control = &mut *pair.control();
         let mut connecting =
             here.start_connect(control, self.context.socket_address(PORT), ConnectOptions::default())?;
         let request = self.listener.next(PATIENCE)?.ok_or("no connection request arrived")?;

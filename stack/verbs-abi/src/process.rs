@@ -1,8 +1,9 @@
 //! What the process has once: the configuration, the context below all objects, and what happens at fork and exit.
 
 use crate::errno::{ENODEV, Errno};
+use crate::lifetime;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context, FaultOptions};
@@ -14,31 +15,8 @@ pub(crate) struct Process {
 }
 
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
-/// This process is a child that was forked when engines ran already.
-static FORKED: AtomicBool = AtomicBool::new(false);
 /// Engines run.
 static STARTED: AtomicBool = AtomicBool::new(false);
-
-/// The thread that ends the process, once it does.
-static ENDING: AtomicUsize = AtomicUsize::new(0);
-
-/// The calling thread's number in the C library; never 0.
-fn own_thread() -> usize {
-    // SAFETY: a call without arguments.
-    unsafe { libc::pthread_self() as usize }
-}
-
-/// Whether another thread ends the process.
-pub(crate) fn is_ended_by_another() -> bool {
-    let ending = ENDING.load(Ordering::Acquire);
-    ending != 0 && ending != own_thread()
-}
-
-/// Whether engines ran in the parent when this process was forked: they did not come along, so nothing works here.
-#[inline]
-pub(crate) fn in_forked_child() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
 
 /// The process's context, made at the first call.
 ///
@@ -79,7 +57,7 @@ pub(crate) fn started() -> Result<&'static Context, Errno> {
         if !STARTED.swap(true, Ordering::AcqRel) {
             // SAFETY: functions without arguments that touch nothing but atomics and the context.
             unsafe {
-                libc::pthread_atfork(None, None, Some(child_of_fork));
+                libc::pthread_atfork(None, None, Some(lifetime::child_of_fork));
                 libc::atexit(linger_at_exit);
             }
         }
@@ -87,24 +65,34 @@ pub(crate) fn started() -> Result<&'static Context, Errno> {
     Ok(context)
 }
 
-extern "C" fn child_of_fork() {
-    FORKED.store(true, Ordering::Relaxed);
-}
-
 /// A Send that has completed may not be acknowledged yet: a program that returns from `main` now must not lose it.
 extern "C" fn linger_at_exit() {
-    if in_forked_child() {
+    if lifetime::in_forked_child() {
         return;
     }
     if let Some(Some(process)) = PROCESS.get() {
         // With a device, connections end behind the process's last instruction. Here the program's other threads still run, and
         // what they know of a connection may have been freed: they hear nothing of what follows.
-        ENDING.store(own_thread(), Ordering::Release);
+        lifetime::end_by_this_thread();
         let closed = std::panic::catch_unwind(|| process.context.clone().close());
         if !matches!(closed, Ok(Ok(()))) {
             tracing::warn!("the context did not close in order");
         }
     }
+}
+
+/// Starts a thread that takes no signals: they belong to the program's own.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+    // SAFETY: sets of signals on the stack, and the calling thread's mask, which is put back.
+    unsafe {
+        let (mut all, mut former) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut former);
+        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, std::ptr::null_mut());
+        spawned?;
+    }
+    Ok(())
 }
 
 /// Messages go to standard error if UWARP_LOG asks for them, in the syntax of `tracing_subscriber`'s filter.

@@ -50,7 +50,9 @@ numbers! {
     ibv_resolve_eth_l2_from_gid
 }
 nothings! { ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd }
-minus_ones! { rdma_set_local_ece rdma_get_remote_ece }
+minus_ones! {
+    rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast rdma_set_local_ece rdma_get_remote_ece
+}
 
 // rsockets.
 minus_ones! {

@@ -1,95 +1,23 @@
 //! Listening, connecting, accepting, rejecting, disconnecting.
 
 use crate::abi::*;
-use crate::cm::channel::Report;
-use crate::cm::dispatch;
-use crate::cm::endpoint;
-use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, has_event, report};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
+use crate::cm::identifier::{Attempt, Identifier, Stage, complete, has_event};
+use crate::cm::outcome::{MOST_REFUSALS, reads_of, start};
+use crate::cm::{dispatch, endpoint};
+use crate::errno::{EINVAL, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::context::MOST_READS;
-use crate::verbs::queue_pair::{self, Pair};
+use crate::verbs::pair::{self, Pair};
 use libc::{c_int, c_void};
-use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uwarp::{AcceptOptions, ConnectOptions, Features, ReadyToReceiveKinds};
 
 /// How long a connection may take to come about.
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// Requests that wait where the program does not say how many may.
 const BACKLOG: usize = 128;
-
-/// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as perftest's
-/// listen anew for each connection, and count on clients that take longer to resolve an address than they do for that.
-const MOST_REFUSALS: u32 = 20;
-const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
-
-/// Begins to connect a queue pair; the outcome comes with the key.
-fn start(pair: &Handle<Pair>, key: u64, peer: SocketAddr, options: ConnectOptions) -> Result<(), Errno> {
-    let context = process::started()?;
-    let mut control = pair.control();
-    let control = control.as_mut().ok_or(EINVAL)?;
-    control.attach(dispatch::channel()?, key);
-    drop(context.start_connect(control, peer, options)?);
-    Ok(())
-}
-
-/// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs while
-/// there are some: perftest takes the server's first queue pair to be connected with the client's first.
-static REFUSED: Mutex<VecDeque<(Instant, u64)>> = Mutex::new(VecDeque::new());
-
-fn refused() -> MutexGuard<'static, VecDeque<(Instant, u64)>> {
-    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Connects once more, a little later. False: it was tried often enough.
-fn try_again(handle: &Handle<Identifier>, state: &mut State) -> bool {
-    let Some(attempt) = state.attempt.as_mut().filter(|attempt| attempt.refusals > 0) else { return false };
-    attempt.refusals -= 1;
-    let mut refused = refused();
-    refused.push_back((Instant::now() + REFUSAL_PAUSE, handle.key));
-    if refused.len() == 1 && dispatch::spawn("uwarp-retry", answer_refusals).is_err() {
-        refused.pop_back();
-        return false;
-    }
-    true
-}
-
-fn answer_refusals() {
-    while let Some((at, key)) = { refused().front().copied() } {
-        std::thread::sleep(at.saturating_duration_since(Instant::now()));
-        connect_again(key);
-        // Only now, so that nobody starts a second thread meanwhile.
-        let mut refused = refused();
-        refused.pop_front();
-        if refused.is_empty() {
-            return;
-        }
-    }
-}
-
-fn connect_again(key: u64) {
-    dispatch::with_identifier(key, |id, handle| {
-        let again = {
-            let state = handle.lock();
-            let pair = state.queue_pair.and_then(queue_pair::find).filter(|_| matches!(state.stage, Stage::Starting));
-            // SAFETY: from the list of those that live.
-            let pair = pair.and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
-            match (pair, &state.attempt) {
-                (Some(pair), Some(attempt)) => start(pair, key, attempt.peer, attempt.options.clone()),
-                _ => Err(EINVAL),
-            }
-        };
-        if again.is_err() {
-            handle.lock().attempt = None;
-            settle(id, handle, Outcome::Failed(libc::ECONNREFUSED));
-        }
-    });
-}
 
 /// Everything that programs of the verbs may use: nothing of it shows on the wire before it is used.
 fn features() -> Features {
@@ -104,6 +32,19 @@ struct Wishes {
     queue_pair: u32,
 }
 
+/// Private data.
+///
+/// # Safety
+/// `from` is null or points to as many octets.
+unsafe fn octets(from: *const c_void, length: u8) -> Result<Vec<u8>, Errno> {
+    match usize::from(length) {
+        0 => Ok(Vec::new()),
+        _ if from.is_null() => Err(EINVAL),
+        // SAFETY: as the caller promises.
+        length => Ok(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) }.to_vec()),
+    }
+}
+
 impl Wishes {
     /// # Safety
     /// `parameters` is null or the program's.
@@ -112,15 +53,8 @@ impl Wishes {
         let Some(parameters) = (unsafe { parameters.as_ref() }) else {
             return Ok(Wishes { private_data: Vec::new(), ird: offered.0, ord: offered.1, queue_pair: 0 });
         };
-        let length = usize::from(parameters.private_data_len);
-        let private_data = if length == 0 {
-            Vec::new()
-        } else if parameters.private_data.is_null() {
-            return Err(EINVAL);
-        } else {
-            // SAFETY: the program's octets.
-            unsafe { std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), length) }.to_vec()
-        };
+        // SAFETY: the program's octets.
+        let private_data = unsafe { octets(parameters.private_data, parameters.private_data_len)? };
         let limit =
             |value: u8, most: u16| if value == u8::MAX { most } else { u16::from(value).min(MOST_READS as u16) };
         Ok(Wishes {
@@ -134,9 +68,11 @@ impl Wishes {
 
 /// The queue pair of a connection: the identifier's, or the one whose number the program gives.
 fn pair_of(public: &rdma_cm_id, number: u32) -> Result<&'static Handle<Pair>, Errno> {
-    let qp = if public.qp.is_null() { queue_pair::find(number).ok_or(EINVAL)? } else { public.qp };
-    // SAFETY: of the program's structure, or from the list of those that live.
-    unsafe { Handle::<Pair>::get(qp.cast()) }
+    if public.qp.is_null() {
+        return pair::find(number).ok_or(EINVAL);
+    }
+    // SAFETY: of the program's structure.
+    unsafe { Handle::<Pair>::get(public.qp.cast()) }
 }
 
 #[unsafe(no_mangle)]
@@ -152,7 +88,7 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
         }
         let most = context.config().limits.backlog;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG).min(most);
-        binding.listen(context, backlog, handle.key)?;
+        binding.listen(context, dispatch::channel()?, backlog, handle.key)?;
         state.stage = Stage::Listening;
         Ok(0)
     })
@@ -183,9 +119,10 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         }
         // Responders of many programs speak first; a peer that does not know this start-up is connected without it.
         .prefer_peer_to_peer(ReadyToReceiveKinds::ALL);
-        start(pair, handle.key, peer, options.clone())?;
+        pair.control().attach(dispatch::channel()?, handle.key);
+        start(pair, peer, options.clone())?;
         state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
-        queue_pair::join(pair);
+        pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
@@ -219,37 +156,26 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
         };
         {
             let mut control = pair.control();
-            let control = control.as_mut().ok_or(EINVAL)?;
             control.attach(dispatch::channel()?, handle.key);
-            drop(request.start_accept(control, options)?);
+            drop(request.start_accept(&mut control, options)?);
         }
-        queue_pair::join(pair);
+        pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
         // SAFETY: our own structures.
         state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
         state.stage = Stage::Starting;
         // As with a device: the queue pair takes work from here on.
-        queue_pair::set_state(pair, IBV_QPS_RTS);
+        pair::set_state(pair, IBV_QPS_RTS);
         drop(state);
         complete(handle)
     })
-}
-
-/// What this side may serve and have outstanding, by what a peer says in its request: (IRD, ORD).
-pub(crate) fn reads_of(request: &uwarp::ConnectRequest) -> (u16, u16) {
-    let most = MOST_READS as u16;
-    (request.ord().unwrap_or(most).min(most), request.ird().unwrap_or(most).min(most))
 }
 
 fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Result<(), Errno> {
     // SAFETY: the caller's pointers.
     unsafe {
         let handle = Handle::<Identifier>::get(id)?;
-        let octets = match usize::from(length) {
-            0 => Vec::new(),
-            _ if private_data.is_null() => return Err(EINVAL),
-            length => std::slice::from_raw_parts(private_data.cast::<u8>(), length).to_vec(),
-        };
+        let octets = octets(private_data, length)?;
         let mut state = handle.lock();
         match std::mem::take(&mut state.stage) {
             Stage::Requested(request) => {
@@ -296,12 +222,7 @@ unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
                 }
                 _ => return Err(EINVAL),
             }
-            let pair = state.queue_pair.and_then(queue_pair::find).ok_or(EINVAL)?;
-            // SAFETY: from the list of those that live.
-            let pair = unsafe { Handle::<Pair>::get(pair.cast())? };
-            if let Some(control) = pair.control().as_mut() {
-                control.disconnect();
-            }
+            state.queue_pair.and_then(pair::find).ok_or(EINVAL)?.control().disconnect();
         }
         complete(handle)
     })
@@ -354,110 +275,4 @@ unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, out: *mut *mut 
         }
         Ok(0)
     })
-}
-
-/// What uwarp says about an identifier, told to the program.
-pub(crate) enum Outcome {
-    Established { private_data: Vec<u8>, ird: u16, ord: u16 },
-    Rejected { private_data: Vec<u8> },
-    Failed(c_int),
-    Disconnected,
-}
-
-/// Delivers an outcome.
-pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: Outcome) {
-    let mut state = handle.lock();
-    // SAFETY: from the list of those that live.
-    let pair =
-        state.queue_pair.and_then(queue_pair::find).and_then(|pair| unsafe { Handle::<Pair>::get(pair.cast()).ok() });
-    let mut event = Report::plain(id, RDMA_CM_EVENT_DISCONNECTED, 0);
-    let private;
-    match outcome {
-        Outcome::Established { private_data, ird, ord } => {
-            state.stage = Stage::Connected;
-            if let Some(pair) = pair {
-                pair.set_reads(ird, ord);
-                queue_pair::set_state(pair, IBV_QPS_RTS);
-            }
-            private = private_data;
-            event.kind = RDMA_CM_EVENT_ESTABLISHED;
-            event.private_data = &private;
-            event.responder_resources = octet(ird);
-            event.initiator_depth = octet(ord);
-        }
-        Outcome::Rejected { private_data } => {
-            state.stage = Stage::Ended;
-            private = private_data;
-            event.kind = RDMA_CM_EVENT_REJECTED;
-            event.status = -libc::ECONNREFUSED;
-            event.private_data = &private;
-        }
-        Outcome::Failed(libc::ECONNREFUSED) if try_again(handle, &mut state) => return,
-        Outcome::Failed(errno) => {
-            state.stage = Stage::Ended;
-            event.status = -errno;
-            event.kind = match errno {
-                libc::ECONNREFUSED | libc::ECONNRESET => RDMA_CM_EVENT_REJECTED,
-                libc::ETIMEDOUT | libc::EHOSTUNREACH => RDMA_CM_EVENT_UNREACHABLE,
-                _ => RDMA_CM_EVENT_CONNECT_ERROR,
-            };
-        }
-        Outcome::Disconnected => {
-            state.stage = Stage::Ended;
-            if let Some(pair) = pair {
-                queue_pair::set_state(pair, IBV_QPS_ERR);
-            }
-        }
-    }
-    drop(state);
-    report(handle, event);
-}
-
-/// A limit in the eight bits that the program has for it.
-pub(crate) fn octet(limit: u16) -> u8 {
-    u8::try_from(limit).unwrap_or(u8::MAX)
-}
-
-/// A peer's request becomes an identifier, and an event of the listener.
-pub(crate) fn request(
-    listener: *mut rdma_cm_id,
-    handle: &Handle<Identifier>,
-    request: uwarp::ConnectRequest,
-    register: impl FnOnce(u64, *mut rdma_cm_id),
-) {
-    let (ird, ord) = reads_of(&request);
-    let private_data = request.private_data().to_vec();
-    // SAFETY: the listener's structure; it lives while its event is delivered.
-    let made = unsafe { endpoint::child(&*listener, request, register) };
-    match made {
-        Ok(id) => {
-            let mut event = Report::plain(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
-            event.listener = listener;
-            event.private_data = &private_data;
-            event.responder_resources = octet(ird);
-            event.initiator_depth = octet(ord);
-            report(handle, event);
-        }
-        // Dropped, so rejected.
-        Err(errno) => tracing::warn!(errno = errno.0, "a connection request could not be delivered"),
-    }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_join_multicast(_: *mut rdma_cm_id, _: *mut sockaddr, _: *mut c_void) -> c_int {
-    minus_one(|| Err(EOPNOTSUPP))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_join_multicast_ex(
-    _: *mut rdma_cm_id,
-    _: *mut rdma_cm_join_mc_attr_ex,
-    _: *mut c_void,
-) -> c_int {
-    minus_one(|| Err(EOPNOTSUPP))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_leave_multicast(_: *mut rdma_cm_id, _: *mut sockaddr) -> c_int {
-    minus_one(|| Err(EOPNOTSUPP))
 }

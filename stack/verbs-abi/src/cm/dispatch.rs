@@ -2,44 +2,19 @@
 
 use crate::abi::*;
 use crate::cm::channel::Report;
-use crate::cm::connect::{self, Outcome};
 use crate::cm::endings::Endings;
-use crate::cm::identifier::{self, Identifier};
-use crate::cm::port;
+use crate::cm::outcome::{self, Outcome};
+use crate::cm::{identifier, port};
 use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::completion::Queue;
 use crate::verbs::events::Event as Asynchronous;
-use crate::verbs::{context, queue_pair, shared_receives};
+use crate::verbs::{context, pair, shared_receives};
 use libc::c_int;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use uwarp::{AsyncEvent, ChannelEvent, ConnectFailure, ConnectionChange, EventChannel};
-
-/// The identifiers that events may come for, by key. It is locked while an event is delivered, so that an identifier that was
-/// taken out gets none any more.
-static IDENTIFIERS: Mutex<Option<HashMap<u64, usize>>> = Mutex::new(None);
-
-fn identifiers<T>(with: impl FnOnce(&mut HashMap<u64, usize>) -> T) -> T {
-    with(IDENTIFIERS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
-}
-
-/// A key that no identifier has had.
-pub(crate) fn next_key() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-pub(crate) fn register(key: u64, id: *mut rdma_cm_id) {
-    identifiers(|known| known.insert(key, id.expose_provenance()));
-}
-
-pub(crate) fn unregister(key: u64) {
-    identifiers(|known| known.remove(&key));
-}
 
 /// The channel that all listeners and queue pairs of the process are attached to. The first call starts the threads.
 pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
@@ -52,7 +27,7 @@ pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
     let context = process::started()?;
     let channel = EventChannel::new()?;
     let carried = channel.clone();
-    spawn("uwarp-cm", move || {
+    process::spawn("uwarp-cm", move || {
         let mut endings = Endings::default();
         while let Ok(event) = carried.next(endings.patience()) {
             match event {
@@ -63,12 +38,12 @@ pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
                 None => {}
             }
             for key in endings.ripe(Instant::now(), has_unread_successes) {
-                with_identifier(key, |id, handle| connect::settle(id, handle, Outcome::Disconnected));
+                identifier::with(key, |_, id, handle| outcome::settle(id, handle, Outcome::Disconnected));
             }
         }
     })?;
     let events = context.events();
-    spawn("uwarp-async", move || {
+    process::spawn("uwarp-async", move || {
         while let Ok(Some(event)) = events.wait(Duration::MAX) {
             carry_asynchronous(&event);
         }
@@ -76,56 +51,22 @@ pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
     Ok(CHANNEL.get_or_init(|| channel))
 }
 
-/// Does something with the identifier of a key, if it is still there; it does not go meanwhile.
-pub(crate) fn with_identifier(key: u64, body: impl FnOnce(*mut rdma_cm_id, &Handle<Identifier>)) {
-    identifiers(|known| {
-        let Some(address) = known.get(&key).copied() else { return };
-        let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: it is in the list, so it lives as long as the list is locked.
-        if let Ok(handle) = unsafe { Handle::<Identifier>::get(id) } {
-            body(id, handle);
-        }
-    });
-}
-
 /// Whether completions of an identifier's queue pair that succeeded are unread.
 fn has_unread_successes(key: u64) -> bool {
     let mut number = None;
-    with_identifier(key, |_, handle| number = handle.lock().queue_pair);
-    number.is_some_and(queue_pair::has_unread_successes)
-}
-
-/// Starts a thread that takes no signals: they belong to the program's own.
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
-    // SAFETY: sets of signals on the stack, and the calling thread's mask, which is put back.
-    unsafe {
-        let (mut all, mut former) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut former);
-        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, std::ptr::null_mut());
-        spawned?;
-    }
-    Ok(())
+    identifier::with(key, |_, _, handle| number = handle.lock().queue_pair);
+    number.is_some_and(pair::has_unread_successes)
 }
 
 /// Delivers what became of a listener or a connection to the identifier with this key, if it is still there.
 fn carry(key: u64, change: ConnectionChange) {
-    identifiers(|known| {
-        let key = match &change {
-            ConnectionChange::Request(request) => port::listening(key, request.peer().ip()).unwrap_or(key),
-            _ => key,
-        };
-        let Some(address) = known.get(&key).copied() else { return };
-        let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: it is in the list, so it lives as long as the list is locked.
-        let Ok(handle) = (unsafe { Handle::<Identifier>::get(id) }) else { return };
+    let key = match &change {
+        ConnectionChange::Request(request) => port::listening(key, request.peer().ip()).unwrap_or(key),
+        _ => key,
+    };
+    identifier::with(key, |known, id, handle| {
         let outcome = match change {
-            ConnectionChange::Request(request) => {
-                return connect::request(id, handle, *request, |key, id| {
-                    known.insert(key, id.expose_provenance());
-                });
-            }
+            ConnectionChange::Request(request) => return outcome::request(known, id, handle, *request),
             ConnectionChange::Established(made) => {
                 Outcome::Established { private_data: made.private_data, ird: made.ird, ord: made.ord }
             }
@@ -133,7 +74,7 @@ fn carry(key: u64, change: ConnectionChange) {
             ConnectionChange::Failed(reason) => Outcome::Failed(errno_of(&reason)),
             _ => return,
         };
-        connect::settle(id, handle, outcome);
+        outcome::settle(id, handle, outcome);
     });
 }
 
@@ -149,29 +90,25 @@ fn errno_of(reason: &ConnectFailure) -> c_int {
 
 /// Tells every identifier that has an address that its device is gone: what it waits for will not come.
 fn remove_device() {
-    identifiers(|known| {
-        for address in known.values() {
-            let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(*address);
-            // SAFETY: it is in the list, so it lives as long as the list is locked.
-            if let Ok(handle) = unsafe { Handle::<Identifier>::get(id) }
-                && handle.lock().local.is_some()
-            {
+    for key in identifier::keys() {
+        identifier::with(key, |_, id, handle| {
+            if handle.lock().local.is_some() {
                 identifier::report(handle, Report::plain(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
             }
-        }
-    });
+        });
+    }
 }
 
 /// Delivers an asynchronous event to the device that its object was made from, or to all.
 fn carry_asynchronous(event: &AsyncEvent) {
     let (kind, element): (_, Option<usize>) = match event {
         AsyncEvent::QueuePairFatal { queue_pair, .. } => {
-            (IBV_EVENT_QP_FATAL, queue_pair::find(*queue_pair).map(|qp| qp.addr()))
+            (IBV_EVENT_QP_FATAL, pair::find(*queue_pair).map(|pair| pair.public().addr()))
         }
         AsyncEvent::CompletionQueueOverflow { queue, queue_pair } => {
-            let full = queue_pair::find(*queue_pair).map(|qp| {
-                // SAFETY: from the list of those that live, and so are its queues.
-                let (send, receive) = unsafe { ((*qp).send_cq, (*qp).recv_cq) };
+            let full = pair::find(*queue_pair).map(|pair| {
+                // SAFETY: our own structure; the queues live as long.
+                let (send, receive) = unsafe { ((*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq) };
                 // SAFETY: as above.
                 let receives = unsafe { Handle::<Queue>::get(receive.cast()) };
                 if receives.is_ok_and(|receives| receives.lock().id() == *queue) { receive.addr() } else { send.addr() }
@@ -182,7 +119,7 @@ fn carry_asynchronous(event: &AsyncEvent) {
             (IBV_EVENT_SRQ_LIMIT_REACHED, shared_receives::find(*queue).map(|queue| queue.addr()))
         }
         AsyncEvent::LastReceiveReached { queue_pair, .. } => {
-            (IBV_EVENT_QP_LAST_WQE_REACHED, queue_pair::find(*queue_pair).map(|qp| qp.addr()))
+            (IBV_EVENT_QP_LAST_WQE_REACHED, pair::find(*queue_pair).map(|pair| pair.public().addr()))
         }
         AsyncEvent::DeviceFatal { cause } => {
             eprintln!("uwarp: {cause}");

@@ -2,7 +2,8 @@
 
 use crate::abi::*;
 use crate::cm::address::{self, End};
-use crate::cm::identifier::{self, Identifier, Stage, State, Template};
+use crate::cm::identifier::{self, Identifier, Known, Stage, State, Template};
+use crate::cm::resolve;
 use crate::errno::{EINVAL, Errno, minus_one, nothing};
 use crate::handle::Handle;
 use crate::process;
@@ -12,20 +13,20 @@ use uwarp::ConnectRequest;
 
 /// The identifier of a connection that a peer wants. It reports to the listener's channel.
 pub(crate) fn child(
+    known: &mut Known,
     listener: &rdma_cm_id,
     request: ConnectRequest,
-    register: impl FnOnce(u64, *mut rdma_cm_id),
 ) -> Result<*mut rdma_cm_id, Errno> {
     let (local, peer) = (request.local(), request.peer());
     let state =
         State { local: Some(local), peer: Some(peer), stage: Stage::Requested(Box::new(request)), ..State::default() };
-    let id = identifier::create_with(listener.channel, listener.context, listener.ps, state, register)?;
+    let id = identifier::create(known, listener.channel, listener.context, listener.ps, state)?;
     // SAFETY: just made.
     unsafe {
         address::write(&mut (*id).route.addr, End::Source, local);
         address::write(&mut (*id).route.addr, End::Destination, peer);
     }
-    identifier::set_device(id)?;
+    resolve::set_device(id)?;
     Ok(id)
 }
 
@@ -220,7 +221,13 @@ unsafe extern "C" fn rdma_create_ep(
         // SAFETY: the caller's pointers.
         unsafe {
             let (out, addresses) = (out.as_mut().ok_or(EINVAL)?, addresses.as_ref().ok_or(EINVAL)?);
-            let id = identifier::create(std::ptr::null_mut(), std::ptr::null_mut(), RDMA_PS_TCP, State::default())?;
+            let id = identifier::create(
+                &mut identifier::known(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                RDMA_PS_TCP,
+                State::default(),
+            )?;
             let made = prepare_endpoint(id, addresses, pd, wanted);
             match made {
                 Ok(()) => *out = id,
@@ -246,7 +253,7 @@ unsafe fn prepare_endpoint(
     unsafe {
         let handle = Handle::<Identifier>::get(id)?;
         if addresses.ai_flags as u32 & RAI_PASSIVE != 0 {
-            identifier::bind(handle, address::read(addresses.ai_src_addr)?)?;
+            resolve::bind(handle, address::read(addresses.ai_src_addr)?)?;
             if let Some(wanted) = wanted.as_mut() {
                 wanted.qp_type = IBV_QPT_RC;
                 handle.lock().template = Some(Template { pd, queue_pair: *wanted });
@@ -254,8 +261,8 @@ unsafe fn prepare_endpoint(
             return Ok(());
         }
         for step in [
-            identifier::rdma_resolve_addr(id, addresses.ai_src_addr, addresses.ai_dst_addr, 2000),
-            identifier::rdma_resolve_route(id, 2000),
+            resolve::rdma_resolve_addr(id, addresses.ai_src_addr, addresses.ai_dst_addr, 2000),
+            resolve::rdma_resolve_route(id, 2000),
         ] {
             if step != 0 {
                 return Err(Errno(*libc::__errno_location()));

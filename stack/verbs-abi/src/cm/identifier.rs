@@ -1,26 +1,25 @@
-//! Communication identifiers: making, binding, resolving, moving, destroying.
+//! Communication identifiers: making, moving, destroying, and the list of them.
 
 use crate::abi::*;
-use crate::cm::address::{self, End};
+use crate::cm::address::End;
 use crate::cm::channel::{self, Channel, Report};
-use crate::cm::dispatch;
 use crate::cm::port::{self, Binding};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
+use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::process;
-use crate::verbs::events::Unacknowledged;
-use crate::verbs::queue_pair::{self, Pair};
-use crate::verbs::{context, domain};
+use crate::verbs::pair;
 use libc::{c_int, c_void};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uwarp::{ConnectOptions, ConnectRequest};
 
 /// An identifier: what a socket is for TCP.
 pub(crate) struct Identifier {
     state: Mutex<State>,
     /// Events that the program has fetched and not acknowledged.
-    pub(crate) events: Unacknowledged,
+    pub(crate) events: Arc<Unacknowledged>,
     /// By which the events of uwarp name it; never another's.
     pub(crate) key: u64,
 }
@@ -82,77 +81,49 @@ impl Identifier {
     }
 }
 
-/// What all identifiers share: an open device, and a domain for those that bring none.
-pub(crate) struct CommonDevice {
-    context: usize,
-    domain: usize,
+/// The identifiers that events may come for, by key.
+pub(crate) type Known = BTreeMap<u64, usize>;
+
+/// It is locked while an event is delivered, so that an identifier that was taken out gets none any more.
+static KNOWN: Mutex<Known> = Mutex::new(Known::new());
+
+pub(crate) fn known() -> MutexGuard<'static, Known> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The device as rdma_cm has it open.
-pub(crate) fn common_device() -> Result<&'static CommonDevice, Errno> {
-    static DEVICE: OnceLock<CommonDevice> = OnceLock::new();
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = DEVICE.get() {
-        return Ok(device);
-    }
-    let context = context::open()?;
-    let domain = domain::allocate(context)?;
-    Ok(DEVICE.get_or_init(|| CommonDevice { context: context.expose_provenance(), domain: domain.expose_provenance() }))
+pub(crate) fn keys() -> Vec<u64> {
+    known().keys().copied().collect()
 }
 
-impl CommonDevice {
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        std::ptr::with_exposed_provenance_mut(self.context)
-    }
-
-    pub(crate) fn domain(&self) -> *mut ibv_pd {
-        std::ptr::with_exposed_provenance_mut(self.domain)
+/// Does something with the identifier of a key, if it is still there; it does not go meanwhile.
+pub(crate) fn with(key: u64, body: impl FnOnce(&mut Known, *mut rdma_cm_id, &Handle<Identifier>)) {
+    let mut known = known();
+    let Some(address) = known.get(&key).copied() else { return };
+    let id: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: it is in the list, so it lives as long as the list is locked.
+    if let Ok(handle) = unsafe { Handle::<Identifier>::get(id) } {
+        body(&mut known, id, handle);
     }
 }
 
 /// Makes an identifier. Without a channel it gets one of its own, and waits in its calls.
 pub(crate) fn create(
+    known: &mut Known,
     channel: *mut rdma_event_channel,
     user: *mut c_void,
     space: rdma_port_space,
     state: State,
-) -> Result<*mut rdma_cm_id, Errno> {
-    create_with(channel, user, space, state, dispatch::register)
-}
-
-/// As [`create`]; `register` puts the identifier into the list of those that events come for.
-pub(crate) fn create_with(
-    channel: *mut rdma_event_channel,
-    user: *mut c_void,
-    space: rdma_port_space,
-    state: State,
-    register: impl FnOnce(u64, *mut rdma_cm_id),
 ) -> Result<*mut rdma_cm_id, Errno> {
     let waits = channel.is_null();
     let channel = if waits { Channel::create()? } else { channel };
     // SAFETY: the caller's pointer, or one that was just made.
     unsafe { Handle::<Channel>::get(channel)? };
-    let key = dispatch::next_key();
+    let key = port::next_key();
     let public = rdma_cm_id { channel, context: user, ps: space, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
-    let inner = Identifier { state: Mutex::new(State { waits, ..state }), events: Unacknowledged::default(), key };
+    let inner = Identifier { state: Mutex::new(State { waits, ..state }), events: Arc::default(), key };
     let id = Handle::create(public, inner);
-    register(key, id);
+    known.insert(key, id.expose_provenance());
     Ok(id)
-}
-
-/// Sets what an identifier has once it is bound to a device.
-pub(crate) fn set_device(public: *mut rdma_cm_id) -> Result<(), Errno> {
-    let common = common_device()?;
-    // SAFETY: one of our structures, which the program only reads.
-    unsafe {
-        (*public).verbs = common.context();
-        (*public).port_num = 1;
-        if (*public).pd.is_null() {
-            (*public).pd = common.domain();
-        }
-    }
-    Ok(())
 }
 
 /// Delivers an event to an identifier's channel.
@@ -160,7 +131,7 @@ pub(crate) fn report(id: &Handle<Identifier>, report: Report<'_>) {
     // SAFETY: the identifier's own structure, and its channel, which lives as long.
     unsafe {
         if let Ok(channel) = Handle::<Channel>::get((*id.public()).channel) {
-            channel.push(report);
+            channel.push(report, &id.events);
         }
     }
 }
@@ -171,6 +142,12 @@ pub(crate) fn has_event(id: &Handle<Identifier>) -> bool {
     unsafe { Handle::<Channel>::get((*id.public()).channel).is_ok_and(|channel| channel.is_waiting()) }
 }
 
+/// Acknowledges the event that an identifier without a channel of the program has at hand.
+fn acknowledge(public: &mut rdma_cm_id) -> Result<(), Errno> {
+    let event = std::mem::replace(&mut public.event, std::ptr::null_mut());
+    if event.is_null() { Ok(()) } else { channel::acknowledge(event) }
+}
+
 /// For an identifier without a channel of the program: waits for the event of what was begun. Its outcome is that of the call.
 pub(crate) fn complete(id: &Handle<Identifier>) -> Result<c_int, Errno> {
     if !id.lock().waits {
@@ -179,10 +156,7 @@ pub(crate) fn complete(id: &Handle<Identifier>) -> Result<c_int, Errno> {
     // SAFETY: the identifier's own structure.
     unsafe {
         let public = &mut *id.public();
-        if !public.event.is_null() {
-            let event = std::mem::replace(&mut public.event, std::ptr::null_mut());
-            channel::acknowledge(event)?;
-        }
+        acknowledge(public)?;
         public.event = Handle::<Channel>::get(public.channel)?.next()?;
         settle_request(&*public.event)?;
         let event = &*public.event;
@@ -224,7 +198,7 @@ unsafe extern "C" fn rdma_create_id(
             tracing::warn!(space, "iWARP has the port space of TCP only");
             return Err(EOPNOTSUPP);
         }
-        *out = create(channel, user, space, State::default())?;
+        *out = create(&mut known(), channel, user, space, State::default())?;
         Ok(0)
     })
 }
@@ -235,24 +209,19 @@ pub(crate) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
     unsafe {
         let handle = Handle::<Identifier>::get(id)?;
         // From here on no event is delivered to it.
-        dispatch::unregister(handle.key);
+        known().remove(&handle.key);
         let channel = (*id).channel;
         if let Ok(events) = Handle::<Channel>::get(channel) {
             for request in events.forget(id) {
                 let _ = destroy(request);
             }
         }
-        if !(*id).event.is_null() {
-            let event = std::mem::replace(&mut (*id).event, std::ptr::null_mut());
-            channel::acknowledge(event)?;
-        }
+        acknowledge(&mut *id)?;
         handle.events.wait();
         let identifier = Handle::<Identifier>::destroy(id)?;
         let state = identifier.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pair) = state.queue_pair.and_then(queue_pair::find)
-            && let Ok(pair) = Handle::<Pair>::get(pair.cast())
-        {
-            queue_pair::leave(pair, matches!(state.stage, Stage::Starting | Stage::Connected));
+        if let Some(pair) = state.queue_pair.and_then(pair::find) {
+            pair::leave(pair, matches!(state.stage, Stage::Starting | Stage::Connected));
         }
         if state.waits {
             channel::destroy(channel)?;
@@ -267,99 +236,6 @@ unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| destroy(id).map(|()| 0))
 }
 
-/// Binds an identifier to an address, or to all if it is unspecified.
-pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Errno> {
-    let context = process::started()?;
-    let config = context.config();
-    let wanted = address::without_loopback(config, wanted).ok_or(Errno(libc::EADDRNOTAVAIL))?;
-    let is_any = wanted.ip().is_unspecified();
-    if !is_any && !address::is_own(config, wanted.ip()) {
-        return Err(Errno(libc::EADDRNOTAVAIL));
-    }
-    let mut state = id.lock();
-    if state.local.is_some() || !matches!(state.stage, Stage::New) {
-        return Err(EINVAL);
-    }
-    let binding = port::bind(context, (wanted.port() != 0).then_some(wanted.port()), wanted.ip())?;
-    let local = SocketAddr::new(wanted.ip(), binding.number());
-    state.binding = Some(binding);
-    state.local = Some(local);
-    // SAFETY: our own structure.
-    address::write(unsafe { &mut (*id.public()).route.addr }, End::Source, local);
-    if !is_any {
-        set_device(id.public())?;
-    }
-    Ok(())
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, local: *mut sockaddr) -> c_int {
-    minus_one(|| {
-        // SAFETY: the caller's pointers.
-        let (id, local) = unsafe { (Handle::<Identifier>::get(id)?, address::read(local)?) };
-        bind(id, local)?;
-        Ok(0)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn rdma_resolve_addr(
-    id: *mut rdma_cm_id,
-    source: *mut sockaddr,
-    destination: *mut sockaddr,
-    _timeout_ms: c_int,
-) -> c_int {
-    minus_one(|| {
-        // SAFETY: the caller's pointers.
-        let (handle, destination) = unsafe { (Handle::<Identifier>::get(id)?, address::read(destination)?) };
-        let config = process::started()?.config();
-        if !source.is_null() && handle.lock().local.is_none() {
-            // SAFETY: the caller's pointer.
-            bind(handle, unsafe { address::read(source)? })?;
-        }
-        let mut state = handle.lock();
-        if !matches!(state.stage, Stage::New) {
-            return Err(EINVAL);
-        }
-        let peer = address::without_loopback(config, destination);
-        let own = peer.and_then(|peer| match state.local {
-            Some(local) if !local.ip().is_unspecified() => Some(local.ip()),
-            _ => address::own_like(config, peer.ip()),
-        });
-        let (Some(peer), Some(own)) = (peer, own) else {
-            drop(state);
-            report(handle, Report::plain(id, RDMA_CM_EVENT_ADDR_ERROR, -libc::ENETUNREACH));
-            return complete(handle);
-        };
-        let local = SocketAddr::new(own, state.local.map_or(0, |local| local.port()));
-        state.local = Some(local);
-        state.peer = Some(peer);
-        drop(state);
-        // SAFETY: our own structure.
-        let route = unsafe { &mut (*id).route.addr };
-        address::write(route, End::Source, local);
-        // The program finds the address that it gave.
-        address::write(route, End::Destination, destination);
-        set_device(id)?;
-        report(handle, Report::plain(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0));
-        complete(handle)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    minus_one(|| {
-        // SAFETY: the caller's pointer.
-        let handle = unsafe { Handle::<Identifier>::get(id)? };
-        if handle.lock().peer.is_none() {
-            return Err(EINVAL);
-        }
-        // The engine asks for the neighbour when it connects.
-        report(handle, Report::plain(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0));
-        complete(handle)
-    })
-}
-
 /// Moves an identifier and its events to another channel; none: one of its own.
 pub(crate) fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), Errno> {
     // SAFETY: the caller's pointers.
@@ -368,10 +244,7 @@ pub(crate) fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Resul
         let waits = to.is_null();
         let to = if waits { Channel::create()? } else { to };
         let target = Handle::<Channel>::get(to)?;
-        if !(*id).event.is_null() {
-            let event = std::mem::replace(&mut (*id).event, std::ptr::null_mut());
-            channel::acknowledge(event)?;
-        }
+        acknowledge(&mut *id)?;
         let mut state = handle.lock();
         let former = (*id).channel;
         // Events come to the new one from here on; those that wait move along.
@@ -443,34 +316,4 @@ unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     port_of(id, End::Destination)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    crate::errno::pointer(|| {
-        let contexts = match common_device() {
-            Ok(common) => vec![common.context(), std::ptr::null_mut()],
-            Err(_) => vec![std::ptr::null_mut()],
-        };
-        if !count.is_null() {
-            // SAFETY: the caller's place for the number.
-            unsafe { count.write(contexts.len() as c_int - 1) };
-        }
-        Ok(Box::leak(contexts.into_boxed_slice()).as_mut_ptr())
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    crate::errno::nothing(|| {
-        if list.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: one of `rdma_get_devices`'s lists, which end in a null.
-        unsafe {
-            let length = if (*list).is_null() { 1 } else { 2 };
-            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)));
-        }
-        Ok(())
-    });
 }

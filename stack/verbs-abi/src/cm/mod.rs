@@ -1,12 +1,20 @@
-//! The exports of librdmacm.
+//! The exports of librdmacm, over those of libibverbs. Files use only those of the groups above theirs, or of their own.
 
+// Addresses, ports, and channels with events.
 mod address;
 mod channel;
+mod lookup;
+mod port;
+
+// Identifiers.
+mod endpoint;
+mod get_event;
+mod identifier;
+mod resolve;
+mod work_queues;
+
+// Connections: outcomes, the threads that bring them, and the calls that begin and end them.
 mod connect;
 mod dispatch;
 mod endings;
-mod endpoint;
-mod identifier;
-mod lookup;
-mod port;
-mod work_queues;
+mod outcome;

@@ -3,11 +3,11 @@
 //! Two identifiers may share one, as sockets do: one for each version of IP, both bound to all addresses. An engine has one
 //! listener for a port, so requests are told apart here.
 
-use crate::cm::dispatch;
 use crate::errno::Errno;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use uwarp::{Context, ListenOptions, Listener, PortReservation};
+use uwarp::{Context, EventChannel, ListenOptions, Listener, PortReservation};
 
 /// A port that the process has.
 struct Port {
@@ -51,6 +51,12 @@ impl Port {
     }
 }
 
+/// A key by which events of uwarp name a port or an identifier; nothing else has had it.
+pub(crate) fn next_key() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Binds a port, or a free one, to an own address or to all.
 pub(crate) fn bind(context: &Context, wanted: Option<u16>, ip: IpAddr) -> Result<Binding, Errno> {
     let family = family_of(ip);
@@ -68,7 +74,7 @@ pub(crate) fn bind(context: &Context, wanted: Option<u16>, ip: IpAddr) -> Result
     let reservation = context.reserve_port(wanted)?;
     let mut users = Users::default();
     users.is_bound[family] = true;
-    let port = Arc::new(Port { reservation, address, key: dispatch::next_key(), users: Mutex::new(users) });
+    let port = Arc::new(Port { reservation, address, key: next_key(), users: Mutex::new(users) });
     ports.push(Arc::downgrade(&port));
     Ok(Binding { port, family })
 }
@@ -88,12 +94,18 @@ impl Binding {
     }
 
     /// Listens for the identifier with this key.
-    pub(crate) fn listen(&self, context: &Context, backlog: usize, key: u64) -> Result<(), Errno> {
+    pub(crate) fn listen(
+        &self,
+        context: &Context,
+        events: &EventChannel,
+        backlog: usize,
+        key: u64,
+    ) -> Result<(), Errno> {
         let mut users = self.port.users();
         if users.listener.is_none() {
             let options = ListenOptions { backlog, address: self.port.address };
             let mut listener = context.listen_on(&self.port.reservation, options)?;
-            listener.attach(dispatch::channel()?, self.port.key);
+            listener.attach(events, self.port.key);
             users.listener = Some(listener);
         }
         users.listening[self.family] = Some(key);

@@ -1,14 +1,12 @@
 //! Completion channels: one descriptor for the events of several completion queues.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::errno::{EAGAIN, EBUSY, EINVAL, Errno, nothing, number, pointer};
-use crate::event_fd::{self, Attempt, fetch, unless_ending};
+use crate::errno::{EBUSY, Errno, number, pointer};
 use crate::handle::{Handle, object};
-use crate::verbs::completion::Queue;
 use crate::verbs::context;
-use libc::{c_int, c_uint, c_void};
+use libc::c_int;
 use rustix::event::epoll;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A completion channel. Its descriptor is an epoll of the queues' own descriptors: readable while one of them has an event, and
@@ -16,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct Channel {
     epoll: OwnedFd,
     /// Queues that use it.
-    pub(crate) queues: AtomicUsize,
+    queues: AtomicUsize,
 }
 object!(Channel: ibv_comp_channel, b"ch");
 
@@ -33,25 +31,16 @@ impl Channel {
         self.queues.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Takes an event, if there is one.
-    fn take(&self) -> Result<Option<*mut ibv_cq>, Errno> {
+    pub(crate) fn fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// A queue that has an event, if there is one. It may be gone by now.
+    pub(crate) fn ready(&self) -> Result<Option<*mut ibv_cq>, Errno> {
         let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        while epoll::wait(&self.epoll, &mut ready[..], Some(&now))? > 0 {
-            let public: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(ready[0].data.u64() as usize);
-            // SAFETY: the queue is in the set, so it was alive; the word in front of it says whether it still is.
-            let Ok(queue) = (unsafe { Handle::<Queue>::get(public.cast()) }) else { continue };
-            // Of several threads that wait here, one gets it.
-            match queue.take_event() {
-                Ok(()) => {
-                    queue.events.fetched();
-                    return Ok(Some(public));
-                }
-                Err(EAGAIN) => {}
-                Err(other) => return Err(other),
-            }
-        }
-        Ok(None)
+        let count = epoll::wait(&self.epoll, &mut ready[..], Some(&now))?;
+        Ok((count > 0).then(|| std::ptr::with_exposed_provenance_mut(ready[0].data.u64() as usize)))
     }
 }
 
@@ -88,48 +77,4 @@ unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     number(|| destroy(channel))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn ibv_get_cq_event(
-    channel: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
-) -> c_int {
-    fetch(|| {
-        // SAFETY: the caller's pointers.
-        unsafe {
-            let channel = Handle::<Channel>::get(channel)?;
-            if cq.is_null() || cq_context.is_null() {
-                return Err(EINVAL);
-            }
-            let Some(queue) = unless_ending(|| channel.take().transpose()).transpose()? else {
-                return Ok(Attempt::Nothing(channel.epoll.as_raw_fd()));
-            };
-            *cq = queue;
-            *cq_context = (*queue).cq_context;
-        }
-        Ok(Attempt::Fetched)
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    nothing(|| {
-        // SAFETY: the caller's pointer.
-        let queue = unsafe { Handle::<Queue>::get(cq.cast())? };
-        queue.events.acknowledged(u64::from(events));
-        Ok(())
-    });
-}
-
-impl Queue {
-    /// Takes one event of those that the descriptor of an armed queue counts.
-    fn take_event(&self) -> Result<(), Errno> {
-        let events = event_fd::take_all(self.notifier.as_fd())?;
-        if events > 1 {
-            event_fd::add(self.notifier.as_fd(), events - 1);
-        }
-        Ok(())
-    }
 }

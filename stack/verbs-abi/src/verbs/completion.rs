@@ -2,11 +2,11 @@
 
 use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
+use crate::event_fd::{self, Unacknowledged};
 use crate::handle::{Handle, object};
 use crate::process;
 use crate::verbs::channel::Channel;
 use crate::verbs::context::{self, next_handle};
-use crate::verbs::events::Unacknowledged;
 use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, Stat
 pub(crate) struct Queue {
     inner: Mutex<Polled>,
     /// A duplicate of the queue's descriptor, for those who wait while others poll.
-    pub(crate) notifier: OwnedFd,
+    notifier: OwnedFd,
     /// Completion events.
     pub(crate) events: Unacknowledged,
     /// Asynchronous events.
@@ -53,6 +53,15 @@ impl DerefMut for Polled {
 impl Queue {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Polled> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one event of those that the descriptor of an armed queue counts.
+    pub(crate) fn take_event(&self) -> Result<(), Errno> {
+        let events = event_fd::take_all(self.notifier.as_fd())?;
+        if events > 1 {
+            event_fd::add(self.notifier.as_fd(), events - 1);
+        }
+        Ok(())
     }
 }
 

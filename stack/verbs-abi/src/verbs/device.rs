@@ -1,9 +1,8 @@
 //! The list of devices, which has one or none.
 
-use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_gid};
-use crate::errno::{EINVAL, Errno, minus_one, nothing, number, pointer};
+use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device, ibv_gid};
+use crate::errno::{EINVAL, Errno, minus_one, nothing, pointer};
 use crate::process;
-use crate::verbs::context;
 use libc::{c_char, c_int};
 use std::mem::offset_of;
 use std::net::IpAddr;
@@ -42,7 +41,7 @@ pub(crate) fn device() -> *mut ibv_device {
     std::ptr::with_exposed_provenance_mut(address)
 }
 
-fn check(device: *mut ibv_device) -> Result<(), Errno> {
+pub(crate) fn check(device: *mut ibv_device) -> Result<(), Errno> {
     if device.is_null() || device != self::device() { Err(EINVAL) } else { Ok(()) }
 }
 
@@ -64,33 +63,48 @@ pub(crate) fn gid(address: IpAddr) -> ibv_gid {
     ibv_gid { raw }
 }
 
+/// A list for C of what there is one or none of. It ends in a null.
+///
+/// # Safety
+/// `count` is null or a place for the number.
+pub(crate) unsafe fn list<T>(one: Option<*mut T>, count: *mut c_int) -> *mut *mut T {
+    if !count.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { count.write(one.is_some().into()) };
+    }
+    let list: Box<[_]> = one.into_iter().chain([std::ptr::null_mut()]).collect();
+    Box::leak(list).as_mut_ptr()
+}
+
+/// Frees a list.
+///
+/// # Safety
+/// It is null or one of [`list`]'s.
+pub(crate) unsafe fn free<T>(list: *mut *mut T) -> Result<(), Errno> {
+    if list.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: as the caller promises.
+    unsafe {
+        let length = if (*list).is_null() { 1 } else { 2 };
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)));
+    }
+    Ok(())
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
-        let devices =
-            if process::process().is_ok() { vec![device(), std::ptr::null_mut()] } else { vec![std::ptr::null_mut()] };
-        if !count.is_null() {
-            // SAFETY: the caller's place for the number.
-            unsafe { count.write(devices.len() as c_int - 1) };
-        }
-        // Both lengths end in a null, up to which the list is freed.
-        Ok(Box::leak(devices.into_boxed_slice()).as_mut_ptr())
+        let device = process::process().ok().map(|_| device());
+        // SAFETY: the caller's place for the number.
+        Ok(unsafe { list(device, count) })
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    nothing(|| {
-        if list.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: the list is one of `ibv_get_device_list`'s, which end in a null.
-        unsafe {
-            let length = if (*list).is_null() { 1 } else { 2 };
-            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)));
-        }
-        Ok(())
-    });
+    // SAFETY: one of `ibv_get_device_list`'s.
+    nothing(|| unsafe { free(list) });
 }
 
 #[unsafe(no_mangle)]
@@ -113,20 +127,6 @@ extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     let guid =
         check(device).and_then(|()| process::process()).map(|process| guid(process.context.config().address.address));
     guid.map_or(0, u64::to_be)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    pointer(|| {
-        check(device)?;
-        context::open()
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: as the verbs ask of the caller.
-    number(|| unsafe { context::close(context) })
 }
 
 /// Engines are threads, and memory is not pinned: a child has its own pages as with any fork.

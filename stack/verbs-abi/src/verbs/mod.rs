@@ -1,15 +1,27 @@
-//! The exports of libibverbs.
+//! The exports of libibverbs. Files use only those of the groups above theirs, or of their own.
 
-pub(crate) mod channel;
-pub(crate) mod completion;
+// The device, and those who have it open.
+pub(crate) mod attributes;
 pub(crate) mod context;
 pub(crate) mod device;
-pub(crate) mod domain;
 pub(crate) mod events;
 pub(crate) mod names;
-pub(crate) mod post;
-pub(crate) mod queue_pair;
+
+// Memory and completions.
+pub(crate) mod channel;
+pub(crate) mod completion;
+pub(crate) mod domain;
 pub(crate) mod region;
+
+// Work, and the objects that take it.
+pub(crate) mod pair;
 pub(crate) mod shared_receives;
 pub(crate) mod window;
+pub(crate) mod work;
+
+// What a program does with all of these.
+pub(crate) mod get_events;
+pub(crate) mod open;
+pub(crate) mod post;
+pub(crate) mod queue_pair;
 pub(crate) mod work_builder;

@@ -1,102 +1,20 @@
-//! Queue pairs: making, changing, asking and destroying. Posting is in `post`, connecting in `cm`.
+//! Queue pairs: making, changing, asking and destroying.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
-use crate::handle::{Handle, object};
+use crate::event_fd::Unacknowledged;
+use crate::handle::Handle;
 use crate::process;
 use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, MOST_READS, next_handle};
 use crate::verbs::domain::Domain;
-use crate::verbs::events::Unacknowledged;
+use crate::verbs::pair::{Pair, by_number, set_state, state};
 use crate::verbs::shared_receives::SharedQueue;
-use crate::verbs::work_builder::{self, Builder};
+use crate::verbs::work_builder;
 use libc::c_int;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use uwarp::QueuePairOptions;
-
-/// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for one that
-/// sends.
-pub(crate) struct Pair {
-    control: Mutex<Option<uwarp::QueuePairControl>>,
-    pub(crate) send: Mutex<uwarp::SendHalf>,
-    pub(crate) receive: Mutex<uwarp::ReceiveHalf>,
-    /// What `ibv_wr_start` has begun; none for a queue pair that was not made for it.
-    pub(crate) builder: Option<Mutex<Builder>>,
-    pub(crate) asynchronous: Unacknowledged,
-    /// What the program said when it was made, as far as it asks for it again.
-    caps: ibv_qp_cap,
-    signal_all: bool,
-    /// The limits of Reads that the connection has.
-    reads: AtomicU32,
-    /// How long it waits for an acknowledgment, as the program said to rdma_cm; TCP goes by its own time-outs.
-    pub(crate) timeout: AtomicU8,
-    /// rdma_cm identifiers that use it.
-    pub(crate) identifiers: AtomicUsize,
-}
-object!(Pair: ibv_qp_ex, b"qp");
-
-impl Pair {
-    /// What connects it.
-    pub(crate) fn control(&self) -> MutexGuard<'_, Option<uwarp::QueuePairControl>> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn set_reads(&self, ird: u16, ord: u16) {
-        self.reads.store(u32::from(ird) << 16 | u32::from(ord), Ordering::Relaxed);
-    }
-}
-
-/// The queue pairs that there are, by number: programs may connect one that rdma_cm did not make, and events name it so.
-static BY_NUMBER: Mutex<Option<HashMap<u32, usize>>> = Mutex::new(None);
-
-fn by_number<T>(with: impl FnOnce(&mut HashMap<u32, usize>) -> T) -> T {
-    with(BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
-}
-
-/// The queue pair with a number.
-pub(crate) fn find(number: u32) -> Option<*mut ibv_qp> {
-    by_number(|pairs| pairs.get(&number).copied()).map(std::ptr::with_exposed_provenance_mut)
-}
-
-/// Whether completions of work that succeeded lie unread in the queues of a queue pair, which is not destroyed meanwhile.
-pub(crate) fn has_unread_successes(number: u32) -> bool {
-    by_number(|pairs| {
-        let Some(address) = pairs.get(&number) else { return false };
-        let pair: *const ibv_qp = std::ptr::with_exposed_provenance(*address);
-        // SAFETY: from the list of those that live, and so are its queues.
-        let queues = unsafe { [(*pair).send_cq, (*pair).recv_cq] };
-        queues.into_iter().any(|queue| {
-            // SAFETY: as above.
-            unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.lock().has_successes(number))
-        })
-    })
-}
-
-/// Sets the state that the program sees.
-pub(crate) fn set_state(pair: &Handle<Pair>, state: ibv_qp_state) {
-    // SAFETY: our own structure; the program only reads the state.
-    unsafe { (*pair.public()).qp_base.state = state };
-}
-
-pub(crate) fn state(pair: &Handle<Pair>) -> ibv_qp_state {
-    // SAFETY: our own structure.
-    unsafe { (*pair.public()).qp_base.state }
-}
-
-/// An identifier of rdma_cm connects the queue pair.
-pub(crate) fn join(pair: &Handle<Pair>) {
-    pair.identifiers.fetch_add(1, Ordering::AcqRel);
-}
-
-/// The identifier goes; a connection that is still there ends with it.
-pub(crate) fn leave(pair: &Handle<Pair>, is_connected: bool) {
-    pair.identifiers.fetch_sub(1, Ordering::AcqRel);
-    if is_connected && let Some(control) = pair.control().as_mut() {
-        control.disconnect();
-    }
-}
 
 /// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic with
 /// its sink, a bind and a Write with immediate data may need.
@@ -199,7 +117,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         let handle = Handle::create(
             public,
             Pair {
-                control: Mutex::new(Some(control)),
+                control: Mutex::new(control),
                 send: Mutex::new(send),
                 receive: Mutex::new(receive),
                 builder: with_builder.then(Mutex::default),
@@ -218,7 +136,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             shared.users.fetch_add(1, Ordering::AcqRel);
         }
         open.objects.fetch_add(1, Ordering::AcqRel);
-        by_number(|pairs| pairs.insert(number, handle.expose_provenance()));
+        by_number().insert(number, handle.expose_provenance());
         Ok(handle.cast())
     }
 }
@@ -280,18 +198,16 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let open = context::get(base.context)?;
         open.events.forget(qp.addr());
         pair.asynchronous.wait();
-        by_number(|pairs| pairs.remove(&base.qp_num));
+        by_number().remove(&base.qp_num);
         let inner = Handle::<Pair>::destroy(qp.cast())?;
         let control = inner.control.into_inner().unwrap_or_else(PoisonError::into_inner);
         // The halves go first: nothing is posted any more.
         drop((inner.send, inner.receive));
         let send_cq = Handle::<Queue>::get(base.send_cq.cast())?;
         let receive_cq = Handle::<Queue>::get(base.recv_cq.cast())?;
-        if let Some(control) = control {
-            control.destroy();
-            for queue in [send_cq, receive_cq] {
-                queue.lock().purge(base.qp_num);
-            }
+        control.destroy();
+        for queue in [send_cq, receive_cq] {
+            queue.lock().purge(base.qp_num);
         }
         for users in [&Handle::<Domain>::get(base.pd)?.users, &send_cq.users, &receive_cq.users] {
             users.fetch_sub(1, Ordering::AcqRel);
@@ -341,25 +257,19 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let now = state(pair);
         match wanted.qp_state {
             IBV_QPS_RESET => {
-                if let Some(control) = pair.control().as_mut() {
-                    control.reset_with(&mut pair.send.lock().unwrap_or_else(PoisonError::into_inner))?;
-                }
+                pair.control().reset_with(&mut pair.send.lock().unwrap_or_else(PoisonError::into_inner))?;
                 set_state(pair, IBV_QPS_RESET);
             }
             IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
             IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted.qp_state, mask as u32)?,
             IBV_QPS_SQD => {
-                if let Some(control) = pair.control().as_mut() {
-                    control.disconnect();
-                }
+                pair.control().disconnect();
                 if now == IBV_QPS_RTS {
                     set_state(pair, IBV_QPS_SQD);
                 }
             }
             IBV_QPS_ERR => {
-                if let Some(control) = pair.control().as_mut() {
-                    control.abort();
-                }
+                pair.control().abort();
                 set_state(pair, IBV_QPS_ERR);
             }
             _ => return Err(EINVAL),

@@ -2,11 +2,11 @@
 
 use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, number, pointer};
+use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::verbs::context::{self, next_handle};
 use crate::verbs::domain::Domain;
-use crate::verbs::events::Unacknowledged;
-use crate::verbs::post::each_receive;
+use crate::verbs::work::each_receive;
 use libc::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

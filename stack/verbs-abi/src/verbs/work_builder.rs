@@ -3,30 +3,11 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, nothing, number};
 use crate::handle::Handle;
-use crate::verbs::post::{self, Data, Entries, Inline, Work};
-use crate::verbs::queue_pair::Pair;
+use crate::verbs::pair::{Builder, Kind, Pair, Request};
 use crate::verbs::window::{self, Bind};
+use crate::verbs::work::{self, Data, Entries, Inline, Work};
 use libc::{c_int, c_void, size_t};
 use std::sync::{MutexGuard, PoisonError};
-
-/// The requests since `ibv_wr_start`.
-#[derive(Default)]
-pub(crate) struct Builder {
-    requests: Vec<Request>,
-    /// The first mistake; nothing is posted then.
-    failed: Option<Errno>,
-}
-
-struct Request {
-    work: Work,
-    kind: Kind,
-}
-
-enum Kind {
-    Entries(Entries),
-    Inline(Inline),
-    Bind(Bind),
-}
 
 /// Puts the functions into the structure that the header's inline functions call.
 pub(crate) fn set_functions(public: &mut ibv_qp_ex) {
@@ -101,8 +82,8 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         let mut sender = pair.send.lock().unwrap_or_else(PoisonError::into_inner);
         for request in builder.requests.drain(..) {
             match request.kind {
-                Kind::Entries(entries) => post::post(&mut sender, &request.work, &Data::Entries(entries.as_slice()))?,
-                Kind::Inline(inline) => post::post(&mut sender, &request.work, &Data::Inline(inline.as_slice()))?,
+                Kind::Entries(entries) => work::post(&mut sender, &request.work, &Data::Entries(entries.as_slice()))?,
+                Kind::Inline(inline) => work::post(&mut sender, &request.work, &Data::Inline(inline.as_slice()))?,
                 Kind::Bind(bind) => window::post(&mut sender, request.work.id, request.work.flags, bind)?,
             }
         }

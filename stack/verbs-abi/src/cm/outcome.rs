@@ -1,0 +1,170 @@
+//! What becomes of connections, as the program hears of it; who is refused tries again before that.
+
+use crate::abi::*;
+use crate::cm::channel::Report;
+use crate::cm::endpoint;
+use crate::cm::identifier::{self, Identifier, Known, Stage, State, report};
+use crate::errno::{EINVAL, Errno};
+use crate::handle::Handle;
+use crate::process;
+use crate::verbs::context::MOST_READS;
+use crate::verbs::pair::{self, Pair};
+use libc::c_int;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use uwarp::{ConnectOptions, ConnectRequest};
+
+/// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as perftest's
+/// listen anew for each connection, and count on clients that take longer to resolve an address than they do for that.
+pub(crate) const MOST_REFUSALS: u32 = 20;
+const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Begins to connect a queue pair, which is attached to the channel of events.
+pub(crate) fn start(pair: &Handle<Pair>, peer: SocketAddr, options: ConnectOptions) -> Result<(), Errno> {
+    drop(process::started()?.start_connect(&mut pair.control(), peer, options)?);
+    Ok(())
+}
+
+/// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs while
+/// there are some: perftest takes the server's first queue pair to be connected with the client's first.
+static REFUSED: Mutex<VecDeque<(Instant, u64)>> = Mutex::new(VecDeque::new());
+
+fn refused() -> MutexGuard<'static, VecDeque<(Instant, u64)>> {
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Connects once more, a little later. False: it was tried often enough.
+fn try_again(handle: &Handle<Identifier>, state: &mut State) -> bool {
+    let Some(attempt) = state.attempt.as_mut().filter(|attempt| attempt.refusals > 0) else { return false };
+    attempt.refusals -= 1;
+    let mut refused = refused();
+    refused.push_back((Instant::now() + REFUSAL_PAUSE, handle.key));
+    if refused.len() == 1 && process::spawn("uwarp-retry", answer_refusals).is_err() {
+        refused.pop_back();
+        return false;
+    }
+    true
+}
+
+fn answer_refusals() {
+    while let Some((at, key)) = { refused().front().copied() } {
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        connect_again(key);
+        // Only now, so that nobody starts a second thread meanwhile.
+        let mut refused = refused();
+        refused.pop_front();
+        if refused.is_empty() {
+            return;
+        }
+    }
+}
+
+fn connect_again(key: u64) {
+    identifier::with(key, |_, id, handle| {
+        let again = {
+            let state = handle.lock();
+            let pair = state.queue_pair.and_then(pair::find).filter(|_| matches!(state.stage, Stage::Starting));
+            match (pair, &state.attempt) {
+                (Some(pair), Some(attempt)) => start(pair, attempt.peer, attempt.options.clone()),
+                _ => Err(EINVAL),
+            }
+        };
+        if again.is_err() {
+            handle.lock().attempt = None;
+            settle(id, handle, Outcome::Failed(libc::ECONNREFUSED));
+        }
+    });
+}
+
+/// What uwarp says about an identifier, told to the program.
+pub(crate) enum Outcome {
+    Established { private_data: Vec<u8>, ird: u16, ord: u16 },
+    Rejected { private_data: Vec<u8> },
+    Failed(c_int),
+    Disconnected,
+}
+
+/// Delivers an outcome.
+pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: Outcome) {
+    let mut state = handle.lock();
+    let pair = state.queue_pair.and_then(pair::find);
+    let mut event = Report::plain(id, RDMA_CM_EVENT_DISCONNECTED, 0);
+    let private;
+    match outcome {
+        Outcome::Established { private_data, ird, ord } => {
+            state.stage = Stage::Connected;
+            if let Some(pair) = pair {
+                pair.set_reads(ird, ord);
+                pair::set_state(pair, IBV_QPS_RTS);
+            }
+            private = private_data;
+            event.kind = RDMA_CM_EVENT_ESTABLISHED;
+            event.private_data = &private;
+            event.responder_resources = octet(ird);
+            event.initiator_depth = octet(ord);
+        }
+        Outcome::Rejected { private_data } => {
+            state.stage = Stage::Ended;
+            private = private_data;
+            event.kind = RDMA_CM_EVENT_REJECTED;
+            event.status = -libc::ECONNREFUSED;
+            event.private_data = &private;
+        }
+        Outcome::Failed(libc::ECONNREFUSED) if try_again(handle, &mut state) => return,
+        Outcome::Failed(errno) => {
+            state.stage = Stage::Ended;
+            event.status = -errno;
+            event.kind = match errno {
+                libc::ECONNREFUSED | libc::ECONNRESET => RDMA_CM_EVENT_REJECTED,
+                libc::ETIMEDOUT | libc::EHOSTUNREACH => RDMA_CM_EVENT_UNREACHABLE,
+                _ => RDMA_CM_EVENT_CONNECT_ERROR,
+            };
+        }
+        Outcome::Disconnected => {
+            state.stage = Stage::Ended;
+            if let Some(pair) = pair {
+                pair::set_state(pair, IBV_QPS_ERR);
+            }
+        }
+    }
+    drop(state);
+    report(handle, event);
+}
+
+/// A limit in the eight bits that the program has for it.
+fn octet(limit: u16) -> u8 {
+    u8::try_from(limit).unwrap_or(u8::MAX)
+}
+
+/// What this side may serve and have outstanding, by what a peer says in its request: (IRD, ORD).
+pub(crate) fn reads_of(request: &ConnectRequest) -> (u16, u16) {
+    let most = MOST_READS as u16;
+    (request.ord().unwrap_or(most).min(most), request.ird().unwrap_or(most).min(most))
+}
+
+/// A peer's request becomes an identifier, and an event of the listener.
+pub(crate) fn request(
+    known: &mut Known,
+    listener: *mut rdma_cm_id,
+    handle: &Handle<Identifier>,
+    request: ConnectRequest,
+) {
+    let (ird, ord) = reads_of(&request);
+    let private_data = request.private_data().to_vec();
+    // SAFETY: the listener's structure; it lives while its event is delivered.
+    let made = unsafe { endpoint::child(known, &*listener, request) };
+    match made {
+        Ok(id) => {
+            let mut event = Report::plain(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+            event.listener = listener;
+            event.private_data = &private_data;
+            event.responder_resources = octet(ird);
+            event.initiator_depth = octet(ord);
+            report(handle, event);
+        }
+        // Dropped, so rejected.
+        Err(errno) => tracing::warn!(errno = errno.0, "a connection request could not be delivered"),
+    }
+}

@@ -1,0 +1,256 @@
+//! What a program can ask a device: its attributes, its port, GIDs and keys.
+
+use crate::abi::*;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one, number};
+use crate::process;
+use crate::verbs::context::{MOST_READS, get};
+use crate::verbs::device;
+use libc::{c_char, c_int, size_t};
+use std::mem::offset_of;
+
+/// The verbs' number of an MTU: the largest message of one packet that they have a number for.
+fn mtu_number(mtu: u16) -> ibv_mtu {
+    match mtu {
+        4096.. => IBV_MTU_4096,
+        2048.. => IBV_MTU_2048,
+        1024.. => IBV_MTU_1024,
+        _ => IBV_MTU_512,
+    }
+}
+
+fn attributes() -> Result<ibv_device_attr, Errno> {
+    let context = &process::process()?.context;
+    let limits = &context.config().limits;
+    let int = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
+    let guid = device::guid(context.config().address.address).to_be();
+    let mut attributes = ibv_device_attr {
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: limits.registered_octets,
+        page_size_cap: 4096,
+        // Not one that programs know, and not zero.
+        vendor_id: 0x75_77_61,
+        vendor_part_id: 1,
+        hw_ver: 1,
+        max_qp: int(limits.queue_pairs),
+        max_qp_wr: int(limits.queue_depth),
+        device_cap_flags: IBV_DEVICE_MEM_WINDOW
+            | IBV_DEVICE_MEM_MGT_EXTENSIONS
+            | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+            | IBV_DEVICE_CURR_QP_STATE_MOD,
+        max_sge: int(uwarp::MAX_SGE),
+        max_sge_rd: 1,
+        max_cq: int(limits.completion_queues),
+        max_cqe: int(limits.completion_depth),
+        max_mr: int(limits.regions),
+        max_pd: 1 << 16,
+        max_qp_rd_atom: MOST_READS,
+        max_res_rd_atom: MOST_READS.saturating_mul(int(limits.queue_pairs)),
+        max_qp_init_rd_atom: MOST_READS,
+        // By the processor's own atomic instructions.
+        atomic_cap: IBV_ATOMIC_GLOB,
+        max_mw: int(limits.regions),
+        max_srq: 1 << 10,
+        max_srq_wr: int(limits.queue_depth),
+        max_srq_sge: int(uwarp::MAX_SHARED_SGE),
+        max_pkeys: 1,
+        phys_port_cnt: 1,
+        ..ibv_device_attr::default()
+    };
+    for (to, from) in attributes.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from as c_char;
+    }
+    Ok(attributes)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers.
+        unsafe {
+            get(context)?;
+            out.as_mut().ok_or(EINVAL)?.clone_from(&attributes()?);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    out: *mut ibv_device_attr_ex,
+    size: size_t,
+) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers; `size` octets of `out` are the caller's.
+        unsafe {
+            get(context)?;
+            if input.as_ref().is_some_and(|input| input.comp_mask != 0) {
+                return Err(EINVAL);
+            }
+            if out.is_null() || size < size_of::<ibv_device_attr>() {
+                return Err(EINVAL);
+            }
+            let attributes =
+                ibv_device_attr_ex { orig_attr: attributes()?, phys_port_cnt_ex: 1, ..ibv_device_attr_ex::default() };
+            // A program of another release of the verbs has a shorter or a longer structure.
+            out.cast::<u8>().write_bytes(0, size);
+            let octets = size.min(size_of::<ibv_device_attr_ex>());
+            out.cast::<u8>().copy_from_nonoverlapping((&raw const attributes).cast(), octets);
+        }
+        Ok(())
+    })
+}
+
+fn port_attributes(port: u8) -> Result<ibv_port_attr, Errno> {
+    if port != 1 {
+        return Err(EINVAL);
+    }
+    let mtu = process::process()?.context.config().mtu;
+    Ok(ibv_port_attr {
+        state: IBV_PORT_ACTIVE,
+        max_mtu: IBV_MTU_4096,
+        active_mtu: mtu_number(mtu),
+        gid_tbl_len: 1,
+        port_cap_flags: IBV_PORT_CM_SUP,
+        max_msg_sz: 1 << 31,
+        pkey_tbl_len: 1,
+        max_vl_num: 1,
+        // One lane of 25 Gbit/s: the verbs want numbers, and software has none.
+        active_width: 1,
+        active_speed: 32,
+        // LinkUp.
+        phys_state: 5,
+        link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+        ..ibv_port_attr::default()
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    out: *mut ibv_port_attr,
+    size: size_t,
+) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers; `size` octets of `out` are the caller's.
+        unsafe {
+            get(context)?;
+            let attributes = port_attributes(port)?;
+            if out.is_null() {
+                return Err(EINVAL);
+            }
+            out.cast::<u8>().write_bytes(0, size);
+            let octets = size.min(size_of::<ibv_port_attr>());
+            out.cast::<u8>().copy_from_nonoverlapping((&raw const attributes).cast(), octets);
+        }
+        Ok(())
+    })
+}
+
+/// The structure of programs that were compiled before the port's second flags: it ends behind `flags`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, out: *mut _compat_ibv_port_attr) -> c_int {
+    // SAFETY: the caller's pointers.
+    unsafe { query_port(context, port, out.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
+}
+
+pub(crate) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, _: *mut ibv_values_ex) -> c_int {
+    // SAFETY: the caller's pointer. No clock is sold as the device's.
+    number(|| unsafe { get(context).and(Err(EOPNOTSUPP)) })
+}
+
+fn gid() -> Result<ibv_gid, Errno> {
+    Ok(device::gid(process::process()?.context.config().address.address))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    out: *mut ibv_gid_entry,
+    flags: u32,
+    size: size_t,
+) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers.
+        unsafe {
+            get(context)?;
+            if port != 1 || index != 0 || flags != 0 || out.is_null() {
+                return Err(EINVAL);
+            }
+            let entry =
+                ibv_gid_entry { gid: gid()?, gid_index: 0, port_num: 1, gid_type: IBV_GID_TYPE_IB, ndev_ifindex: 0 };
+            let octets = size.min(size_of::<ibv_gid_entry>());
+            out.cast::<u8>().copy_from_nonoverlapping((&raw const entry).cast(), octets);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut ibv_context,
+    out: *mut ibv_gid_entry,
+    most: size_t,
+    flags: u32,
+    size: size_t,
+) -> isize {
+    // SAFETY: the caller's pointers. Without room there is no index 0.
+    let errno = unsafe { _ibv_query_gid_ex(context, 1, (most == 0).into(), out, flags, size) };
+    // Not by -1 and errno, as elsewhere: the caller looks for the number in the result.
+    if errno == 0 { 1 } else { -(errno as isize) }
+}
+
+/// Writes the only entry that a table of the port has.
+///
+/// # Safety
+/// The pointers are the caller's.
+unsafe fn entry<T>(
+    context: *mut ibv_context,
+    port: u8,
+    index: u32,
+    out: *mut T,
+    value: impl FnOnce() -> Result<T, Errno>,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            get(context)?;
+            if port != 1 || index != 0 {
+                return Err(EINVAL);
+            }
+            *out.as_mut().ok_or(EINVAL)? = value()?;
+        }
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, out: *mut ibv_gid) -> c_int {
+    // SAFETY: the caller's pointers.
+    unsafe { entry(context, port, index as u32, out, gid) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
+    // SAFETY: the caller's pointers.
+    unsafe { entry(context, port, index, out, || Ok(IBV_GID_TYPE_IB)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
+    // iWARP has none; this is the one that everybody has elsewhere.
+    // SAFETY: the caller's pointers.
+    unsafe { entry(context, port, index as u32, out, || Ok(0xffff)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's pointer.
+        unsafe { get(context)? };
+        if port == 1 && (key == 0xffff || key == 0) { Ok(0) } else { Err(EINVAL) }
+    })
+}

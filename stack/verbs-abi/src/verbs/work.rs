@@ -1,0 +1,220 @@
+//! Work requests: what they carry, and how they are given to uwarp.
+
+use crate::abi::*;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno};
+use crate::verbs::completion::IMMEDIATE_OF_SEND;
+use libc::{c_int, c_uint};
+use uwarp::{MAX_INLINE, MAX_SGE, ReceiveRequest, SendHalf, SendRequest, Sge};
+
+/// The SGEs of a request, as uwarp has them.
+pub(crate) struct Entries {
+    entries: [Sge; MAX_SGE],
+    count: usize,
+}
+
+impl Entries {
+    pub(crate) const fn new() -> Self {
+        Self { entries: [Sge { stag: 0, length: 0, offset: 0 }; MAX_SGE], count: 0 }
+    }
+
+    pub(crate) fn push(&mut self, sge: &ibv_sge) -> Result<(), Errno> {
+        *self.entries.get_mut(self.count).ok_or(EINVAL)? = entry(sge);
+        self.count += 1;
+        Ok(())
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Sge] {
+        &self.entries[..self.count]
+    }
+}
+
+#[inline]
+fn entry(sge: &ibv_sge) -> Sge {
+    Sge { stag: sge.lkey, length: sge.length, offset: sge.addr }
+}
+
+/// The list of SGEs that C gives. Programs keep SGEs in packed structures, so they need not be aligned.
+///
+/// # Safety
+/// `list` has `count` entries, as long as the iterator is used.
+#[inline]
+pub(crate) unsafe fn list(list: *const ibv_sge, count: c_int) -> Result<impl Iterator<Item = ibv_sge>, Errno> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE).ok_or(EINVAL)?;
+    if list.is_null() && count > 0 {
+        return Err(EINVAL);
+    }
+    // SAFETY: as the caller promises.
+    Ok((0..count).map(move |index| unsafe { list.add(index).read_unaligned() }))
+}
+
+/// Gives the SGEs of C's list to `with`, as uwarp has them.
+///
+/// # Safety
+/// `list` has `count` entries.
+#[inline]
+pub(crate) unsafe fn with_entries<T>(
+    list: *const ibv_sge,
+    count: c_int,
+    with: impl FnOnce(&[Sge]) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    // SAFETY: as the caller promises.
+    let mut list = unsafe { self::list(list, count)? };
+    // Room for the longest list would be cleared for each request.
+    if count == 1
+        && let Some(sge) = list.next()
+    {
+        return with(&[entry(&sge)]);
+    }
+    let mut entries = Entries::new();
+    list.try_for_each(|sge| entries.push(&sge))?;
+    with(entries.as_slice())
+}
+
+/// The octets of an inline request, gathered.
+pub(crate) struct Inline {
+    octets: [u8; MAX_INLINE],
+    length: usize,
+}
+
+impl Inline {
+    pub(crate) const fn new() -> Self {
+        Self { octets: [0; MAX_INLINE], length: 0 }
+    }
+
+    /// Adds octets of the program's memory.
+    ///
+    /// # Safety
+    /// `length` octets from `from` on are readable.
+    pub(crate) unsafe fn push(&mut self, from: *const u8, length: usize) -> Result<(), Errno> {
+        let place = self.octets[self.length..].get_mut(..length).ok_or(EINVAL)?;
+        if length > 0 {
+            if from.is_null() {
+                return Err(EINVAL);
+            }
+            // SAFETY: as the caller promises; our own array cannot overlap.
+            unsafe { place.as_mut_ptr().copy_from_nonoverlapping(from, length) };
+        }
+        self.length += length;
+        Ok(())
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.octets[..self.length]
+    }
+}
+
+/// What a request does, in the terms of the verbs.
+pub(crate) struct Work {
+    pub(crate) id: u64,
+    pub(crate) opcode: ibv_wr_opcode,
+    pub(crate) flags: c_uint,
+    /// Immediate data as C has it (big-endian), or the STag to invalidate.
+    pub(crate) word: u32,
+    pub(crate) remote: u64,
+    pub(crate) rkey: u32,
+    /// Of an atomic: what to add or compare, and what to swap in.
+    pub(crate) operands: [u64; 2],
+}
+
+/// What a request carries.
+pub(crate) enum Data<'a> {
+    Entries(&'a [Sge]),
+    Inline(&'a [u8]),
+}
+
+/// Posts one request.
+#[inline]
+pub(crate) fn post(sender: &mut SendHalf, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
+    let Work { id, remote, rkey, .. } = *work;
+    let sent = || match data {
+        Data::Entries(entries) => SendRequest::send(id, entries),
+        Data::Inline(octets) => SendRequest::send_inline(id, octets),
+    };
+    let written = || match data {
+        Data::Entries(entries) => SendRequest::write(id, entries, rkey, remote),
+        Data::Inline(octets) => SendRequest::write_inline(id, octets, rkey, remote),
+    };
+    let immediate = u64::from(u32::from_be(work.word));
+    let sinks = || match data {
+        Data::Entries(entries) => Ok(*entries),
+        Data::Inline(_) => Err(EINVAL),
+    };
+    let sink = || match sinks()? {
+        [sink] => Ok(*sink),
+        _ => Err(EINVAL),
+    };
+    let request = match work.opcode {
+        IBV_WR_SEND => sent(),
+        IBV_WR_RDMA_WRITE => written(),
+        IBV_WR_RDMA_READ => SendRequest::read(id, sinks()?, rkey, remote),
+        IBV_WR_RDMA_WRITE_WITH_IMM => written().with_immediate(immediate),
+        IBV_WR_SEND_WITH_INV => sent().invalidate(work.word),
+        IBV_WR_SEND_WITH_IMM => {
+            let octets = match data {
+                Data::Entries(entries) => entries.iter().map(|sge| u64::from(sge.length)).sum(),
+                Data::Inline(octets) => octets.len() as u64,
+            };
+            if octets > 0 {
+                // RFC 7306 has immediate data as a message of its own, which takes a receive of its own.
+                tracing::warn!("a Send with immediate data and octets cannot be told from two messages over iWARP");
+                return Err(EOPNOTSUPP);
+            }
+            SendRequest::immediate(id, immediate | IMMEDIATE_OF_SEND)
+        }
+        IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            SendRequest::fetch_add(id, rkey, remote, work.operands[0]).original_into(sink()?)
+        }
+        IBV_WR_ATOMIC_CMP_AND_SWP => {
+            SendRequest::compare_swap(id, rkey, remote, work.operands[0], work.operands[1]).original_into(sink()?)
+        }
+        IBV_WR_LOCAL_INV => SendRequest::local_invalidate(id, work.word),
+        _ => return Err(EOPNOTSUPP),
+    };
+    post_flagged(sender, request, work.flags)
+}
+
+/// Posts a request with the flags of the verbs.
+#[inline]
+pub(crate) fn post_flagged(sender: &mut SendHalf, mut request: SendRequest<'_>, flags: c_uint) -> Result<(), Errno> {
+    if flags & IBV_SEND_SIGNALED != 0 {
+        request = request.signalled();
+    }
+    if flags & (IBV_SEND_FENCE | IBV_SEND_SOLICITED) != 0 {
+        if flags & IBV_SEND_FENCE != 0 {
+            request = request.fenced();
+        }
+        if flags & IBV_SEND_SOLICITED != 0 {
+            request = request.solicited();
+        }
+    }
+    sender.post_send(&[request]).map_err(|error| error.reason)?;
+    Ok(())
+}
+
+/// Translates a list of receives and gives each to `post`; the first that fails is named in `bad`.
+///
+/// # Safety
+/// The list and what it points to are readable; `bad` is null or writable.
+pub(crate) unsafe fn each_receive(
+    list_of: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(ReceiveRequest<'_>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut next = list_of;
+        while let Some(request) = next.as_ref() {
+            let posted = with_entries(request.sg_list, request.num_sge, |entries| {
+                post(ReceiveRequest::new(request.wr_id, entries))
+            });
+            if let Err(errno) = posted {
+                if let Some(bad) = bad.as_mut() {
+                    *bad = next;
+                }
+                return Err(errno);
+            }
+            next = request.next;
+        }
+    }
+    Ok(())
+}
