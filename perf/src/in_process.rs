@@ -1,6 +1,7 @@
 //! Both ends in one thread, connected in memory: the cost of the stack itself, without a device or a second core.
 //!
-//! The times of such a run depend on the machine. Instruction counts do not: `instructions` counts those of the same work.
+//! The times of such a run depend on the machine. Instruction counts do not: `instructions` counts those of the same
+//! work.
 
 use std::time::{Duration, Instant};
 
@@ -192,7 +193,8 @@ fn connected(options: &Options) -> anyhow::Result<(End, End)> {
     Ok((here, there))
 }
 
-/// Writes message `number` and waits until its last octets are visible at the other end. `finish` completes the request.
+/// Writes message `number` and waits until its last octets are visible at the other end. `finish` completes the
+/// request.
 fn write_and_wait(
     from: &mut End,
     to: &mut End,

@@ -1,5 +1,5 @@
-//! Instructions of an operation in process, counted by valgrind's callgrind. They show whether a change made the path of a
-//! packet longer.
+//! Instructions of an operation in process, counted by valgrind's callgrind. They show whether a change made the path
+//! of a packet longer.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

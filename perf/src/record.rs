@@ -327,8 +327,8 @@ impl Figures {
 pub struct Ratio {
     /// Of the medians of the parts that count; none if there are too few.
     pub kept: Option<f64>,
-    /// Lower quartile, median and upper quartile of the ratios of single rounds. The parts of a round are close in time,
-    /// so other load on the machine mostly slows both.
+    /// Lower quartile, median and upper quartile of the ratios of single rounds. The parts of a round are close in
+    /// time, so other load on the machine mostly slows both.
     pub rounds: [f64; 3],
     /// Rounds that have both figures.
     pub count: usize,

@@ -1,4 +1,5 @@
-//! `verbs`: unmodified RDMA programs on uwarp's libibverbs and librdmacm, each beside the native tool that does the same.
+//! `verbs`: unmodified RDMA programs on uwarp's libibverbs and librdmacm, each beside the native tool that does the
+//! same.
 
 use std::path::PathBuf;
 use std::time::Duration;

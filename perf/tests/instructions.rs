@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-/// The crates whose instructions count. They are compiled as for a release but without link-time optimisation, which would take
-/// minutes; all others stay as the tests have them, so nothing else is built again.
+/// The crates whose instructions count. They are compiled as for a release but without link-time optimisation, which
+/// would take minutes; all others stay as the tests have them, so nothing else is built again.
 const OPTIMISED: [&str; 10] = [
     "uwarp-wire",
     "uwarp-switch",
@@ -56,7 +56,8 @@ fn output(command: &mut Command) -> String {
 fn build() -> String {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // As `cargo nextest run --workspace` builds a program for this test: the features of all packages are then the same.
+    // As `cargo nextest run --workspace` builds a program for this test: the features of all packages are then the
+    // same.
     command.args(["test", "--no-run", "--workspace", "--test", "instructions", "--message-format=json"]);
     for package in OPTIMISED {
         for setting in SETTINGS {

@@ -6,8 +6,8 @@ use std::process::{Command, exit};
 
 const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
 
-/// The libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus, net_ring and net_vhost,
-/// which have functions of their own, are named here.
+/// The libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus, net_ring and
+/// net_vhost, which have functions of their own, are named here.
 const LIBRARIES: &[&str] = &[
     "rte_ethdev",
     "rte_mbuf",

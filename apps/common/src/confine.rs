@@ -29,8 +29,8 @@ const EMPTY_DIRECTORIES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeDir 
 /// Whether a tool confines itself.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ConfineFlags {
-    /// Leave this process able to open all files of its user. By default Landlock lets it open only what it needs (Linux
-    /// 5.19 or later; on older kernels this is left out and logged)
+    /// Leave this process able to open all files of its user. By default Landlock lets it open only what it needs
+    /// (Linux 5.19 or later; on older kernels this is left out and logged)
     #[arg(long)]
     pub unconfined: bool,
 }

@@ -114,8 +114,9 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
 
-    /// virtio (virtio-user and vhost), memif, af_packet, tap, switch (uwarp-switch), or pci:ADDRESS. If the configuration
-    /// file has the same kind, its settings apply, at this side's end [default: the file's device, or virtio]
+    /// virtio (virtio-user and vhost), memif, af_packet, tap, switch (uwarp-switch), or pci:ADDRESS. If the
+    /// configuration file has the same kind, its settings apply, at this side's end [default: the file's device, or
+    /// virtio]
     #[arg(long, value_name = "KIND", global = true)]
     pub device: Option<DeviceKind>,
 
@@ -164,8 +165,9 @@ pub struct NetworkFlags {
     #[arg(long, value_name = "KIND", global = true)]
     pub engine: Option<EngineKind>,
 
-    /// CPUs of the engines, one each; for an inline engine, the CPU of the thread that turns it. For `pair`, the server's
-    /// and the client's CPU [default: the file's, or the system's choice; for `pair` the first two that it may use]
+    /// CPUs of the engines, one each; for an inline engine, the CPU of the thread that turns it. For `pair`, the
+    /// server's and the client's CPU [default: the file's, or the system's choice; for `pair` the first two that it may
+    /// use]
     #[arg(long, value_name = "CPU,...", value_delimiter = ',', global = true)]
     pub cpus: Vec<usize>,
 
@@ -189,8 +191,8 @@ pub struct NetworkFlags {
     #[arg(long, global = true)]
     pub split: bool,
 
-    /// Exchange the ends of virtio or memif, which differ in cost: the server becomes virtio-user or memif's client, the
-    /// client vhost or memif's server. Both processes need this option; `pair` passes it to both
+    /// Exchange the ends of virtio or memif, which differ in cost: the server becomes virtio-user or memif's client,
+    /// the client vhost or memif's server. Both processes need this option; `pair` passes it to both
     #[arg(long, global = true)]
     pub exchange_ends: bool,
 

@@ -123,8 +123,8 @@ pub fn check_flags(network: &NetworkFlags, instead: &str) -> anyhow::Result<()> 
     )
 }
 
-/// Refuses a configuration file, which is one side's, and a device that does not join two processes by a socket; `instead`
-/// names the subcommands that take them.
+/// Refuses a configuration file, which is one side's, and a device that does not join two processes by a socket;
+/// `instead` names the subcommands that take them.
 ///
 /// # Errors
 /// [`crate::Usage`] that names the flag.

@@ -1,5 +1,5 @@
-//! `pair`: copies a file between two processes of this machine, alternately by RDMA and through a socket of the kernel's
-//! TCP.
+//! `pair`: copies a file between two processes of this machine, alternately by RDMA and through a socket of the
+//! kernel's TCP.
 
 use crate::report::{Copied, Way, table};
 use anyhow::{Context as _, bail};
@@ -70,7 +70,8 @@ fn by_rdma(
     folder: &Folder,
     cpus: [usize; 2],
 ) -> anyhow::Result<Copied> {
-    // Each side has one CPU for hash, copy and engine: a thread of the engine's own would only take turns with the tool's.
+    // Each side has one CPU for hash, copy and engine: a thread of the engine's own would only take turns with the
+    // tool's.
     let engine = network.engine.is_none().then_some(["--engine", "inline"]);
     let side = |command: &str, cpu| -> anyhow::Result<Command> {
         let mut side = pair::side(command, cpu, network)?;

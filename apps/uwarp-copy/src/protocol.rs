@@ -13,7 +13,8 @@ pub const MESSAGE_MAX: usize = 8192;
 pub const NAME_MAX: usize = 1024;
 /// Slots of a window: one being filled, some under way, one being emptied.
 pub const SLOTS: u32 = 16;
-/// Octets of a slot. It stays in a core's cache while it is read, hashed and copied. An inline engine turns between two.
+/// Octets of a slot. It stays in a core's cache while it is read, hashed and copied. An inline engine turns between
+/// two.
 pub const SLOT_SIZE: u32 = 128 << 10;
 
 /// Where the server's window is.

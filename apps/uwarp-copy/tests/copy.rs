@@ -315,8 +315,8 @@ fn stops(server: &mut Server, mut meanwhile: impl FnMut()) {
     assert!(status.success(), "{status}");
 }
 
-/// A pair that copies a sparse file of this size, and the two directories that it must leave as they were: its temporary
-/// directory, and the directory of the file.
+/// A pair that copies a sparse file of this size, and the two directories that it must leave as they were: its
+/// temporary directory, and the directory of the file.
 fn pair(folder: &Path, size: u64) -> (Command, PathBuf, PathBuf) {
     let (temporary, place) = (folder.join("temporary"), folder.join("place"));
     fs::create_dir(&temporary).unwrap();

@@ -119,7 +119,8 @@ pub struct BenchArguments {
     /// Where the file is [default: the temporary directory]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
-    /// Let the server's own thread turn its engine, so nothing has to be woken (a server with other work would not do so)
+    /// Let the server's own thread turn its engine, so nothing has to be woken (a server with other work would not do
+    /// so)
     #[arg(long)]
     inline_server: bool,
     /// Write the result to this file, or - for standard output

@@ -11,8 +11,8 @@ use uwarp_log::auth::{Challenge, MAX_SECRET, Secret};
 /// The secret's file.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SecretFlag {
-    /// File with the log's secret: at least 16 octets, readable by its owner only. Writer and targets prove to each other
-    /// that they know it
+    /// File with the log's secret: at least 16 octets, readable by its owner only. Writer and targets prove to each
+    /// other that they know it
     #[arg(long, value_name = "FILE", env = "UWARP_LOG_SECRET_FILE")]
     secret_file: Option<PathBuf>,
 }

@@ -104,8 +104,9 @@ struct Arguments {
     #[arg(long, default_value_t = 4, conflicts_with = "backend", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 
-    /// Memory for calls over RDMA. Clients share it; each can always have one call under way (3.2 MiB, or 5.3 MiB in front
-    /// of another server). A served directory takes as much again for calls over TCP and for clients that have left
+    /// Memory for calls over RDMA. Clients share it; each can always have one call under way (3.2 MiB, or 5.3 MiB in
+    /// front of another server). A served directory takes as much again for calls over TCP and for clients that have
+    /// left
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_size)]
     memory: u64,
 

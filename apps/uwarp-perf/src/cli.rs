@@ -78,10 +78,11 @@ pub enum Test {
     AtomicLatency,
     /// Ping-pong of Immediate Data (RFC 7306), eight octets that come with the completion.
     ImmediateLatency,
-    /// RDMA Write and a Commit of the same octets in one request: from the post to the completion, when the server's store
-    /// has them.
+    /// RDMA Write and a Commit of the same octets in one request: from the post to the completion, when the server's
+    /// store has them.
     CommitLatency,
-    /// Connections that are made and closed, one after the other: from the SYN to full operation, and how many a second.
+    /// Connections that are made and closed, one after the other: from the SYN to full operation, and how many a
+    /// second.
     ConnectRate,
     /// RDMA Writes, as many as fit.
     WriteBandwidth,
@@ -95,8 +96,8 @@ pub enum Test {
     RawLatency,
     /// Bare frames over the same device, as many as fit.
     RawBandwidth,
-    /// The same with what every octet costs any stack: the sender copies, with CRC32C and Internet checksum; the receiver
-    /// verifies both and copies.
+    /// The same with what every octet costs any stack: the sender copies, with CRC32C and Internet checksum; the
+    /// receiver verifies both and copies.
     NullBandwidth,
     /// Ping-pong over one plain TCP stream.
     StreamLatency,

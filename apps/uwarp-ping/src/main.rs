@@ -93,8 +93,8 @@ struct RunArguments {
     #[arg(long, value_name = "ADDRESS")]
     server: Option<IpAddr>,
 
-    /// Open the stream with a ready-to-receive indication, so that either side may send first (RFC 6581). KIND is write,
-    /// read or send; without it, what both sides prefer
+    /// Open the stream with a ready-to-receive indication, so that either side may send first (RFC 6581). KIND is
+    /// write, read or send; without it, what both sides prefer
     #[arg(long, value_name = "KIND", num_args = 0..=1, default_missing_value = "any")]
     peer_to_peer: Option<Indication>,
 

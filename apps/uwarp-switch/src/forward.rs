@@ -93,7 +93,8 @@ impl<P: Port> Forwarder<P> {
         self.switch.release(client, port);
     }
 
-    /// A client is gone: frees all that it held, has its peers notice, and gives its port back. What it sent before goes on.
+    /// A client is gone: frees all that it held, has its peers notice, and gives its port back. What it sent before
+    /// goes on.
     pub fn detach(&mut self, client: ClientId) -> Option<P> {
         self.deliver(client);
         let port = self.ports[client.place()].take();
@@ -135,8 +136,8 @@ impl<P: Port> Forwarder<P> {
         frames
     }
 
-    /// Has all devices announce frames by [`Self::wakeup_descriptors`] from now on. Take one more turn before waiting for them.
-    /// False if a device cannot announce frames now, so that the wait has to be short.
+    /// Has all devices announce frames by [`Self::wakeup_descriptors`] from now on. Take one more turn before waiting
+    /// for them. False if a device cannot announce frames now, so that the wait has to be short.
     pub fn enable_wakeups(&mut self) -> bool {
         let mut all = true;
         let awaited = self.awaited();

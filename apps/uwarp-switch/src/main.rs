@@ -39,8 +39,8 @@ struct Arguments {
     #[command(subcommand)]
     command: Command,
 
-    /// The socket [default: $XDG_RUNTIME_DIR/uwarp/switch.sock; without that variable /run/user/UID/uwarp/switch.sock, for root
-    /// /run/uwarp/switch.sock, or ~/.local/state/uwarp/switch.sock]
+    /// The socket [default: $XDG_RUNTIME_DIR/uwarp/switch.sock; without that variable /run/user/UID/uwarp/switch.sock,
+    /// for root /run/uwarp/switch.sock, or ~/.local/state/uwarp/switch.sock]
     #[arg(long, value_name = "PATH", env = "UWARP_SWITCH", global = true)]
     socket: Option<PathBuf>,
 }
@@ -59,13 +59,14 @@ enum Command {
 
 #[derive(Args)]
 struct ServeArguments {
-    /// Address that all clients have, with its prefix; may be repeated [default: the host's, without loopback and link-local
-    /// ones; 127.0.0.1 and ::1 always lead to the first]
+    /// Address that all clients have, with its prefix; may be repeated [default: the host's, without loopback and
+    /// link-local ones; 127.0.0.1 and ::1 always lead to the first]
     #[arg(long, value_name = "ADDRESS/PREFIX")]
     address: Vec<InterfaceAddress>,
 
-    /// Device that joins the clients to other hosts, which needs --address: its kind, and settings as in the [device] table of a
-    /// configuration file, such as af-packet,interface=eth1 or tap,name=uwarp0 or pci,address=0000:01:00.0 [default: none]
+    /// Device that joins the clients to other hosts, which needs --address: its kind, and settings as in the [device]
+    /// table of a configuration file, such as af-packet,interface=eth1 or tap,name=uwarp0 or pci,address=0000:01:00.0
+    /// [default: none]
     #[arg(long, value_name = "KIND[,KEY=VALUE...]", value_parser = parse_device, requires = "address")]
     uplink: Option<DeviceConfig>,
 

@@ -21,8 +21,8 @@ fn forward_turn(forwarder: &mut Forwarder<LoopPort>) -> usize {
     forwarder.turn()
 }
 
-/// Sends so many frames with `size` octets of payload, rounded up to whole bursts, through a switch with two clients. Gives how many
-/// arrived, or `None` if the switch cannot be made.
+/// Sends so many frames with `size` octets of payload, rounded up to whole bursts, through a switch with two clients.
+/// Gives how many arrived, or `None` if the switch cannot be made.
 pub fn forward(frames: u64, size: u32) -> Option<u64> {
     let mut forwarder = Forwarder::new(Switch::new(MAC, 9000, &[HOST]).ok()?);
     let mut ends = Vec::new();

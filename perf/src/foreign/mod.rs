@@ -84,7 +84,8 @@ struct Running {
 }
 
 impl Running {
-    /// What it printed, errors among the rest. It prints nothing useful afterwards: the place in the file is its own, too.
+    /// What it printed, errors among the rest. It prints nothing useful afterwards: the place in the file is its own,
+    /// too.
     fn printed(&self) -> String {
         let mut octets = Vec::new();
         let mut output = &self.output;

@@ -18,8 +18,8 @@ pub struct DropIn {
 }
 
 impl DropIn {
-    /// Writes the configuration files into `folder`. The device is that of `uwarp-perf pair`; its addresses are those of
-    /// the kernel in the same namespaces, because libfabric uses both.
+    /// Writes the configuration files into `folder`. The device is that of `uwarp-perf pair`; its addresses are those
+    /// of the kernel in the same namespaces, because libfabric uses both.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -54,7 +54,8 @@ impl DropIn {
             server.push("--report_gbits");
         }
         let client = [&server[..], &[SERVER_ADDRESS]].concat();
-        // The device opens when the server begins to listen, and a client takes longer to start than a server to do that.
+        // The device opens when the server begins to listen, and a client takes longer to start than a server to do
+        // that.
         let ready = Ready::File(&self.socket);
         place.pair(&self.adapt(End::new(&server), 0), &self.adapt(End::new(&client), 1), ready)
     }

@@ -59,8 +59,8 @@ fn help() -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.context("cannot start ucx_perftest")?.stdout).into_owned())
 }
 
-/// Whether it is built with MPI, as in Debian 13. Without a terminal it then takes itself for one of MPI's processes, unless
-/// `-P 0` says otherwise, which one without MPI refuses.
+/// Whether it is built with MPI, as in Debian 13. Without a terminal it then takes itself for one of MPI's processes,
+/// unless `-P 0` says otherwise, which one without MPI refuses.
 fn takes_mpi(help: &str) -> bool {
     help.lines().any(|line| line.trim_start().starts_with("-P "))
 }

@@ -1,4 +1,5 @@
-//! What bindgen makes of DPDK's headers, and the packet header, which it cannot make for all versions. Each names the other.
+//! What bindgen makes of DPDK's headers, and the packet header, which it cannot make for all versions. Each names the
+//! other.
 
 use core::ffi::c_void;
 
@@ -14,8 +15,8 @@ mod generated {
 
 /// `struct rte_mbuf`, flat.
 ///
-/// DPDK 24.11 has most of its fields in anonymous unions, which bindgen numbers, and 22.11 has not. The layout is the same in
-/// both, and is compared with the C header at compile time.
+/// DPDK 24.11 has most of its fields in anonymous unions, which bindgen numbers, and 22.11 has not. The layout is the
+/// same in both, and is compared with the C header at compile time.
 #[allow(non_camel_case_types, missing_docs)]
 #[derive(Debug)]
 #[repr(C, align(64))]

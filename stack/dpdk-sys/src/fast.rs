@@ -1,9 +1,9 @@
 //! DPDK's inline functions of the packet path in Rust, so that they are inlined here too.
 //!
 //! Each function does what the C function for the same purpose does (`rte_ethdev.h`, `rte_mbuf.h`, `rte_mempool.h` of
-//! 22.11 and 24.11), without the debug checks and the receive and transmit callbacks, which nothing here installs. The layouts
-//! that they rely on come from bindgen, which asserts them at compile time; the test `layout_equals_c` compares them
-//! with those of the C compiler.
+//! 22.11 and 24.11), without the debug checks and the receive and transmit callbacks, which nothing here installs. The
+//! layouts that they rely on come from bindgen, which asserts them at compile time; the test `layout_equals_c` compares
+//! them with those of the C compiler.
 
 use std::cell::Cell;
 use std::ptr;
@@ -48,8 +48,8 @@ pub fn lcore_changed() {
 /// Makes this the calling thread's lcore, and with it that lcore's caches its own. Returns the former one.
 ///
 /// # Safety
-/// The number is `LCORE_ID_ANY`, or that of a registered thread, and no other thread uses that lcore's caches until the calling
-/// thread has another lcore.
+/// The number is `LCORE_ID_ANY`, or that of a registered thread, and no other thread uses that lcore's caches until the
+/// calling thread has another lcore.
 #[inline]
 pub unsafe fn exchange_lcore(lcore: u32) -> u32 {
     let former = lcore_id();

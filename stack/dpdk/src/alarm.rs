@@ -17,8 +17,8 @@ pub(crate) enum Announcement {
     None,
     /// The driver has an eventfd and asks its peer to write to it (virtio-user).
     Driver,
-    /// The peer has an eventfd and is asked to write to it (vhost). The vhost library's own thread may take the peer away
-    /// at any time.
+    /// The peer has an eventfd and is asked to write to it (vhost). The vhost library's own thread may take the peer
+    /// away at any time.
     Peer,
     /// The kernel's descriptor of the queue is readable while packets wait, and the driver gives it (tap).
     Kernel,
@@ -56,8 +56,8 @@ pub(crate) struct Alarm {
     queue: u16,
     /// Readable when packets arrive. A duplicate, since the driver closes its own when the peer changes.
     packets: Mutex<Option<Arc<OwnedFd>>>,
-    /// The vhost library's number of the peer. The lock is held while the peer is asked for something, and while it is taken
-    /// away, so that it is not asked afterwards.
+    /// The vhost library's number of the peer. The lock is held while the peer is asked for something, and while it is
+    /// taken away, so that it is not asked afterwards.
     peer: Mutex<Option<c_int>>,
     /// Readable when the device has changed: the thread must look at it, and enable announcements again.
     changes: OwnedFd,
@@ -94,8 +94,8 @@ impl Alarm {
         Ok(Alarm { announcement, queue, packets: Mutex::new(None), peer: Mutex::new(None), changes })
     }
 
-    /// Finds the descriptors of a port that has just started. The port does not change meanwhile, except for the peer of a
-    /// vhost port.
+    /// Finds the descriptors of a port that has just started. The port does not change meanwhile, except for the peer
+    /// of a vhost port.
     pub(crate) fn find(&self, port: u16) {
         let descriptor = match self.announcement {
             Announcement::None => return,
@@ -148,7 +148,8 @@ impl Alarm {
                 Some(enabled) => enabled,
             },
         };
-        // The caller's look at the queue comes after the request: either it sees a packet, or the peer sees the request.
+        // The caller's look at the queue comes after the request: either it sees a packet, or the peer sees the
+        // request.
         fence(Ordering::SeqCst);
         match &*lock(&self.packets) {
             Some(descriptor) if enabled => Awaited::Packets(Arc::clone(descriptor)),
@@ -211,8 +212,8 @@ impl Alarm {
     }
 }
 
-/// Keeps the alarms of a port up to date with what its driver reports, until it is dropped. The port must outlive it, and keep its
-/// number.
+/// Keeps the alarms of a port up to date with what its driver reports, until it is dropped. The port must outlive it,
+/// and keep its number.
 #[derive(Debug)]
 pub(crate) struct Watch {
     port: u16,

@@ -109,8 +109,8 @@ static STARTED: Mutex<Option<Result<Eal, Error>>> = Mutex::new(None);
 impl Eal {
     /// Starts DPDK, or returns the existing handle if it already runs with the same settings.
     ///
-    /// The calling thread's affinity and the process's signals are left alone: EAL starts on a thread of its own, and no
-    /// thread of this crate or of DPDK takes a signal. A peer that dies during a control exchange raises no SIGPIPE.
+    /// The calling thread's affinity and the process's signals are left alone: EAL starts on a thread of its own, and
+    /// no thread of this crate or of DPDK takes a signal. A peer that dies during a control exchange raises no SIGPIPE.
     ///
     /// # Errors
     /// [`Error::AlreadyInitialised`] if it runs with other settings; otherwise the reason why DPDK cannot start.
@@ -201,8 +201,9 @@ struct Detached {
 }
 
 impl ThreadRegistration {
-    /// Detaches the thread's buffer caches from the thread: from now on whoever has the returned value uses them, and this thread
-    /// takes buffers without a cache otherwise. `None` if they are detached already, or the thread has none.
+    /// Detaches the thread's buffer caches from the thread: from now on whoever has the returned value uses them, and
+    /// this thread takes buffers without a cache otherwise. `None` if they are detached already, or the thread has
+    /// none.
     pub fn detach_caches(&mut self) -> Option<Caches> {
         let lcore = fast::lcore_id();
         if self.detached.is_some() || REGISTRATIONS.get() != 1 || lcore == sys::UWARP_LCORE_ANY {
@@ -238,8 +239,8 @@ impl Drop for ThreadRegistration {
     }
 }
 
-/// The buffer caches of a registered thread, for one thread at a time. DPDK finds them by a thread-local number, which is set while
-/// they are in use.
+/// The buffer caches of a registered thread, for one thread at a time. DPDK finds them by a thread-local number, which
+/// is set while they are in use.
 #[derive(Debug)]
 pub struct Caches {
     lcore: u32,
@@ -251,7 +252,8 @@ struct FormerLcore(u32);
 
 impl Drop for FormerLcore {
     fn drop(&mut self) {
-        // SAFETY: the thread had it before, and nobody else got it meanwhile: an lcore belongs to a thread or to a `Caches`.
+        // SAFETY: the thread had it before, and nobody else got it meanwhile: an lcore belongs to a thread or to a
+        // `Caches`.
         unsafe { fast::exchange_lcore(self.0) };
     }
 }
@@ -260,14 +262,15 @@ impl Caches {
     /// Runs `work`, which uses these caches, on the calling thread.
     #[inline]
     pub fn with<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: there is one value for an lcore, it is borrowed exclusively, and the registered thread has no lcore itself.
+        // SAFETY: there is one value for an lcore, it is borrowed exclusively, and the registered thread has no lcore
+        // itself.
         let _former = FormerLcore(unsafe { fast::exchange_lcore(self.lcore) });
         work()
     }
 }
 
-/// Runs `work`, during which the calling thread is not cancelled (pthread_cancel(3)): drivers make system calls that are
-/// cancellation points, and a thread that ended in one would leave the queue as it is.
+/// Runs `work`, during which the calling thread is not cancelled (pthread_cancel(3)): drivers make system calls that
+/// are cancellation points, and a thread that ended in one would leave the queue as it is.
 #[inline]
 pub fn without_cancellation<T>(work: impl FnOnce() -> T) -> T {
     struct Former(bool);

@@ -87,8 +87,8 @@ static FLAGS: Mutex<Vec<Arc<BurstFlag>>> = Mutex::new(Vec::new());
 static SECTION: Mutex<bool> = Mutex::new(false);
 static SECTION_FREE: Condvar = Condvar::new();
 
-/// Whether the maintenance thread has something to look at. Held for no longer than it takes to set it, since the interrupt
-/// thread does.
+/// Whether the maintenance thread has something to look at. Held for no longer than it takes to set it, since the
+/// interrupt thread does.
 static MAINTENANCE: Mutex<bool> = Mutex::new(false);
 static MAINTENANCE_REQUESTED: Condvar = Condvar::new();
 

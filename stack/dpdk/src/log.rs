@@ -1,4 +1,5 @@
-//! What DPDK says: its log, passed on to `tracing`, whose last messages are kept for the texts of errors; and its error numbers.
+//! What DPDK says: its log, passed on to `tracing`, whose last messages are kept for the texts of errors; and its error
+//! numbers.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};

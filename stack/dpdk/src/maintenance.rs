@@ -11,8 +11,8 @@ use crate::port::description::link;
 
 /// How often ports are looked after while the link of one is down.
 const PERIOD: Duration = Duration::from_millis(20);
-/// How often they are looked after otherwise. The gate tells of changes at once; this is for a driver that changes its link
-/// without an event.
+/// How often they are looked after otherwise. The gate tells of changes at once; this is for a driver that changes its
+/// link without an event.
 const IDLE_PERIOD: Duration = Duration::from_secs(1);
 /// The first and the longest pause between two attempts to connect. A handshake on a busy machine must fit.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -22,8 +22,8 @@ static PORTS: Mutex<Vec<Arc<Reconnector>>> = Mutex::new(Vec::new());
 
 /// Makes a device anew.
 pub(crate) trait Replug: std::fmt::Debug + Send + Sync {
-    /// Closes the device with the port number `old` and creates it again. Returns the new port's number; `None` while there is no
-    /// peer.
+    /// Closes the device with the port number `old` and creates it again. Returns the new port's number; `None` while
+    /// there is no peer.
     fn replug(&self, old: Option<u16>) -> Option<u16>;
 }
 

@@ -104,7 +104,8 @@ impl Port {
         Ok(())
     }
 
-    /// Whether an address of this process is in the memory that a vhost port's peer shares: [`truncation`](crate::truncation).
+    /// Whether an address of this process is in the memory that a vhost port's peer shares:
+    /// [`truncation`](crate::truncation).
     pub fn peer_maps(&self, address: usize) -> bool {
         self.inner.queues.first().is_some_and(|queue| queue.alarm.peer_maps(address))
     }
@@ -178,8 +179,8 @@ impl Port {
     /// Periodic maintenance of a connecting port; a no-op for others. A memif client or a virtio-user device without
     /// `server` reconnects if its link is down.
     ///
-    /// A thread of this crate calls it for the ports that need it when their link may have changed, and every 20 ms while
-    /// one is down, so no caller has to. It may run beside bursts on any thread; they find no packets meanwhile.
+    /// A thread of this crate calls it for the ports that need it when their link may have changed, and every 20 ms
+    /// while one is down, so no caller has to. It may run beside bursts on any thread; they find no packets meanwhile.
     pub fn maintain(&self) {
         if let Some(reconnector) = &self.inner.reconnector {
             signal::aside(|| reconnector.maintain());

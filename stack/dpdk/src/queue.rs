@@ -168,8 +168,8 @@ impl Queue {
         usize::from(received)
     }
 
-    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it accepts no more. Accepted packets are
-    /// removed; the others stay in order. Returns how many were accepted.
+    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], until it accepts no more.
+    /// Accepted packets are removed; the others stay in order. Returns how many were accepted.
     ///
     /// `F` is [`Mbuf`], or a crate's own name for it.
     #[inline]
@@ -183,8 +183,9 @@ impl Queue {
             place.write(frame.into());
         }
         let index = self.index;
-        // SAFETY: `self` is the queue's only user and the port is open. The first `count` places are filled, and an `Mbuf` is a
-        // pointer to a packet of which we own a reference. The device takes over those of the packets that it takes.
+        // SAFETY: `self` is the queue's only user and the port is open. The first `count` places are filled, and an
+        // `Mbuf` is a pointer to a packet of which we own a reference. The device takes over those of the packets that
+        // it takes.
         let sent = self.burst(|operations| unsafe {
             usize::from(fast::tx_burst(operations, index, packets.as_mut_ptr().cast::<*mut rte_mbuf>(), count as u16))
         });
@@ -231,8 +232,9 @@ impl Queue {
     }
 
     /// Has the device announce packets, for a thread that is about to sleep: from now on one of
-    /// [`wakeup_descriptors`](Queue::wakeup_descriptors) becomes readable when a packet arrives, or when the device changes.
-    /// Packets that arrived before are not announced, so call [`rx_burst`](Queue::rx_burst) once more before you sleep.
+    /// [`wakeup_descriptors`](Queue::wakeup_descriptors) becomes readable when a packet arrives, or when the device
+    /// changes. Packets that arrived before are not announced, so call [`rx_burst`](Queue::rx_burst) once more before
+    /// you sleep.
     ///
     /// False if the device cannot do so: memif, rings, files, and physical devices.
     /// [`disable_wakeups`](Queue::disable_wakeups) must follow in any case.
@@ -244,8 +246,8 @@ impl Queue {
         !matches!(self.awaited, Awaited::Unknown)
     }
 
-    /// What to wait for after [`enable_wakeups`](Queue::enable_wakeups): readable when the device has changed, and when a
-    /// packet has arrived. The latter is missing if none can arrive before the device changes, as without a peer.
+    /// What to wait for after [`enable_wakeups`](Queue::enable_wakeups): readable when the device has changed, and when
+    /// a packet has arrived. The latter is missing if none can arrive before the device changes, as without a peer.
     pub fn wakeup_descriptors(&self) -> (BorrowedFd<'_>, Option<BorrowedFd<'_>>) {
         let packets = match &self.awaited {
             Awaited::Packets(descriptor) => Some(descriptor.as_fd()),
@@ -254,8 +256,8 @@ impl Queue {
         (self.alarm.changes(), packets)
     }
 
-    /// Ends what [`enable_wakeups`](Queue::enable_wakeups) has begun. Returns whether the device has changed since the last
-    /// call, such as a peer that has come or gone.
+    /// Ends what [`enable_wakeups`](Queue::enable_wakeups) has begun. Returns whether the device has changed since the
+    /// last call, such as a peer that has come or gone.
     pub fn disable_wakeups(&mut self) -> bool {
         if let Awaited::Packets(descriptor) = std::mem::replace(&mut self.awaited, Awaited::Unknown) {
             self.beside_control(|alarm, port| alarm.disable(port, &descriptor));

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::{fs, io, ptr, thread};
 
-/// Every signal but those of a thread's own faults: if those are blocked, the kernel ends the process without a message.
+/// Every signal but those of a thread's own faults: if those are blocked, the kernel ends the process without a
+/// message.
 fn all_but_faults() -> libc::sigset_t {
     // SAFETY: the set is filled in before it is used.
     unsafe {
@@ -34,8 +35,8 @@ impl Drop for Mask {
 
 /// Runs `work` with every signal blocked on the calling thread, except those of its own faults, and restores the mask.
 ///
-/// A thread inherits the mask of the one that starts it. So a thread that `work` starts never takes a signal of the process,
-/// and a write of it to a peer that is gone fails with EPIPE instead of ending the process.
+/// A thread inherits the mask of the one that starts it. So a thread that `work` starts never takes a signal of the
+/// process, and a write of it to a peer that is gone fails with EPIPE instead of ending the process.
 pub fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: the former mask is filled in by the call.
     let _former = unsafe {
@@ -106,8 +107,8 @@ pub(crate) fn memory_files() -> BTreeSet<c_int> {
     in_memory.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Keeps DPDK's memory from programs that this process starts: they would inherit the files, and the memory would last as long as
-/// any of them. `others` are the files in memory from before DPDK started.
+/// Keeps DPDK's memory from programs that this process starts: they would inherit the files, and the memory would last
+/// as long as any of them. `others` are the files in memory from before DPDK started.
 pub(crate) fn keep_memory_from_children(others: &BTreeSet<c_int>) {
     for descriptor in memory_files().difference(others) {
         // SAFETY: sets a flag; no pointers. It fails only if the descriptor is closed by now.

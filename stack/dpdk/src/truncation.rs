@@ -1,8 +1,8 @@
 //! Lets a process outlive peers that truncate the memory which they share with it.
 //!
 //! A vhost port works in its peer's memory, which is a file. If the peer makes that file shorter, the next access is a
-//! SIGBUS, which ends the process. Where the process serves several peers, [`survive`] keeps it: the missing page is replaced
-//! by an empty one of the process's own, which harms nobody but that peer.
+//! SIGBUS, which ends the process. Where the process serves several peers, [`survive`] keeps it: the missing page is
+//! replaced by an empty one of the process's own, which harms nobody but that peer.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -32,7 +32,8 @@ pub fn survive() -> io::Result<()> {
     }
 }
 
-/// The address of a page that was replaced since the last call. [`Port::peer_maps`](crate::Port::peer_maps) says whose it was.
+/// The address of a page that was replaced since the last call. [`Port::peer_maps`](crate::Port::peer_maps) says whose
+/// it was.
 pub fn take_replaced() -> Option<usize> {
     Some(REPLACED.swap(0, Ordering::Relaxed)).filter(|address| *address != 0)
 }
@@ -49,8 +50,8 @@ extern "C" fn on_bus_error(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void)
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
 }
 
-/// Puts an empty page where a file has none. A page that is larger than assumed cannot be replaced in part: the next size is
-/// tried.
+/// Puts an empty page where a file has none. A page that is larger than assumed cannot be replaced in part: the next
+/// size is tried.
 fn replace(address: usize) -> bool {
     PAGES.iter().any(|size| {
         let page = ptr::without_provenance_mut(address & !(size - 1));

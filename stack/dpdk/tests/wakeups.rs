@@ -87,7 +87,8 @@ fn take_turns(left: &mut Queue, right: &mut Queue) {
 
 /// Once what was under way has arrived, nothing wakes the thread of a queue.
 fn rests(queue: &mut Queue) {
-    // A tap's descriptor stays readable until its signal has been seen, by a thread that may come late on a busy machine.
+    // A tap's descriptor stays readable until its signal has been seen, by a thread that may come late on a busy
+    // machine.
     let start = Instant::now();
     while (0..10).any(|_| sleep(queue, Duration::from_millis(20)).0) {
         assert!(start.elapsed() < PATIENCE, "something wakes the thread of an idle queue again and again");

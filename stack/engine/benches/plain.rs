@@ -1,6 +1,6 @@
-//! What a segment of a plain stream costs the engine: two engines back to back, 64 octets there and back. A round trip is a
-//! segment received and answered on each side, so half of it is the cost of receive and reply, the application's two copies
-//! and doorbells included. `cargo bench -p uwarp-engine --bench plain`.
+//! What a segment of a plain stream costs the engine: two engines back to back, 64 octets there and back. A round trip
+//! is a segment received and answered on each side, so half of it is the cost of receive and reply, the application's
+//! two copies and doorbells included. `cargo bench -p uwarp-engine --bench plain`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};

@@ -1,11 +1,11 @@
-//! What a segment costs TCP and its owner: 64 octets received, 64 octets sent back with the acknowledgment, from frame to frame.
-//! Checksums are verified and computed, the connection is found by a hash, and the payload is copied once in and once out, as an
-//! application would. smoltcp does the same beside it, in the same run.
+//! What a segment costs TCP and its owner: 64 octets received, 64 octets sent back with the acknowledgment, from frame
+//! to frame. Checksums are verified and computed, the connection is found by a hash, and the payload is copied once in
+//! and once out, as an application would. smoltcp does the same beside it, in the same run.
 //!
-//! `one_by_one` answers each segment of one connection before it sees the next. `bursts_of_32` takes 32 segments of as many
-//! connections and then answers them, going through all connections in a random order, so that nothing of a connection is near the
-//! core when its turn comes; the burst is looked through ahead of the work, much as the engine does (`lookahead.rs`), and without
-//! that in `taken_at_once`. `cargo bench -p uwarp-engine --bench segment`.
+//! `one_by_one` answers each segment of one connection before it sees the next. `bursts_of_32` takes 32 segments of as
+//! many connections and then answers them, going through all connections in a random order, so that nothing of a
+//! connection is near the core when its turn comes; the burst is looked through ahead of the work, much as the engine
+//! does (`lookahead.rs`), and without that in `taken_at_once`. `cargo bench -p uwarp-engine --bench segment`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant as Clock};
@@ -163,7 +163,8 @@ impl Ours {
         ours
     }
 
-    /// Asks for what the frames will touch, a step of all of them at a time. Returns which connections they seem to be of.
+    /// Asks for what the frames will touch, a step of all of them at a time. Returns which connections they seem to be
+    /// of.
     fn look_ahead(&self, frames: &[Vec<u8>]) -> [Option<u32>; BURST] {
         let mut tags = [None; BURST];
         for (tag, frame) in tags.iter_mut().zip(frames) {

@@ -74,9 +74,10 @@ impl<P: Port> Engine<P> {
         self.core.next_deadline()
     }
 
-    /// Prepares for a sleep of the engine's thread: the device announces frames by [`Engine::wakeup_descriptors`] from now on.
-    /// Turn once more before sleeping, at most until [`Engine::next_deadline`]. False if the device cannot announce frames
-    /// now, so that the sleep has to be short. [`Engine::wake_up`] or [`Engine::stay_awake`] must follow.
+    /// Prepares for a sleep of the engine's thread: the device announces frames by [`Engine::wakeup_descriptors`] from
+    /// now on. Turn once more before sleeping, at most until [`Engine::next_deadline`]. False if the device cannot
+    /// announce frames now, so that the sleep has to be short. [`Engine::wake_up`] or [`Engine::stay_awake`] must
+    /// follow.
     pub fn enable_wakeups(&mut self) -> bool {
         let announced = self.core.link.port.enable_wakeups();
         // Not every device announces that its link is up, which is when frames that wait can leave.

@@ -17,8 +17,8 @@ use crate::link::handoff::Handoff;
 use crate::link::lookahead::{DISTANCE, Guesses};
 use crate::link::port::{Batch, Port};
 
-/// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and a flood
-/// must not stop the timers.
+/// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and
+/// a flood must not stop the timers.
 const TIMERS_WAIT: u32 = 256;
 /// A connection that lacks buffers is tried again after this time if nothing else happens.
 const STARVED_INTERVAL: Duration = Duration::from_micros(50);
@@ -53,8 +53,8 @@ impl<P: Port> Core<P> {
         waiting != 0 || self.link.handoff.as_mut().is_some_and(Handoff::has_frames)
     }
 
-    /// Looks for what is rare. Timers wait while the device may have more frames: if the engine was not turned for long, the
-    /// acknowledgments that disarm its timers are among them.
+    /// Looks for what is rare. Timers wait while the device may have more frames: if the engine was not turned for
+    /// long, the acknowledgments that disarm its timers are among them.
     #[inline(never)]
     fn collect_rare(&mut self, may_have_more: bool) {
         let now = self.now;
@@ -120,7 +120,8 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         if !self.was_usual {
-            // Only the short ways take no buffer but by the engine's account: a port may take some for a chain, or on its own.
+            // Only the short ways take no buffer but by the engine's account: a port may take some for a chain, or on
+            // its own.
             self.link.transmit.free_known = 0;
         }
         self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
@@ -169,8 +170,8 @@ impl<P: Port> Core<P> {
             self.rdma.lanes.settle();
         }
         self.streams.wake_applications(&mut self.connections);
-        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The short ways
-        // arm timers and make completions, no more.
+        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The
+        // short ways arm timers and make completions, no more.
         self.quiet_until = match self.was_usual && !self.rdma.lanes.has_backlog() {
             true => self.quiet_until.min(self.connections.wheel.due_at()),
             false => self.next_rare(),

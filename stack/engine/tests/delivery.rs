@@ -78,7 +78,8 @@ fn messages_before_a_fault_are_delivered_and_those_behind_it_are_not() {
     assert!(octets[128..].iter().all(|octet| *octet == 0), "the failing segment is not placed, nor what is behind it");
 }
 
-/// RFC 5040 §3.1: TCP is lost in the middle of a Read and of a Send. Both end in error, however much of them was placed.
+/// RFC 5040 §3.1: TCP is lost in the middle of a Read and of a Send. Both end in error, however much of them was
+/// placed.
 #[test]
 fn what_a_lost_connection_cuts_off_completes_in_error() {
     const LENGTH: u32 = 400_000;

@@ -336,7 +336,8 @@ fn an_overflowing_completion_queue_loses_nothing_and_ends_the_queue_pair() {
     assert_eq!(queue_pair, client.number);
     let done = completions(&mut world, &mut client, 10, SECOND);
     assert_eq!(done.iter().map(|completion| completion.id).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
-    // The other stream has noticed nothing of it (RFC 5040 section 8.1.1): what was under way arrives, and more is taken.
+    // The other stream has noticed nothing of it (RFC 5040 section 8.1.1): what was under way arrives, and more is
+    // taken.
     bystander.post_simple(101, SendOpcode::Send, None, (0, 0));
     let done = completions(&mut world, &mut bystander, 2, SECOND);
     let done: Vec<_> = done.iter().map(|completion| (completion.id, completion.status)).collect();

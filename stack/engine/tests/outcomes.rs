@@ -38,7 +38,8 @@ fn what_the_peers_faulty_message_acknowledges_has_succeeded() {
     nothing_left(&mut world);
 }
 
-/// The application here takes both events from the engine's hands, one after the other, so the engine is in between when it looks.
+/// The application here takes both events from the engine's hands, one after the other, so the engine is in between
+/// when it looks.
 #[test]
 fn whoever_waits_for_completions_is_woken_before_the_end_is_told() {
     let mut world = World::two();

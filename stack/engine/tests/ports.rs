@@ -65,8 +65,8 @@ fn regions(world: &World<LoopPort>) -> [Registration; 2] {
     [0, 1].map(|host| world.hosts[host].register(vec![host as u8; 8192], access))
 }
 
-/// An application that turns its engine itself may do something else for longer than an RTO. What has arrived meanwhile is
-/// more than a burst.
+/// An application that turns its engine itself may do something else for longer than an RTO. What has arrived meanwhile
+/// is more than a burst.
 #[test]
 fn acknowledgments_that_wait_in_the_device_come_before_the_timers_that_they_disarm() {
     let (mut world, mut pairs) = back_to_back(LoopOptions::default(), 5 * BURST);

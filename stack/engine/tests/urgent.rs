@@ -41,8 +41,8 @@ fn urgent_end(stream: &mut StreamEnds, at: usize) -> Option<usize> {
     stream.urgent_remaining().map(|ahead| at + ahead.get())
 }
 
-/// Writes pieces, some of them urgent, while the other end reads; who looks before each read never passes the end of urgent
-/// data without having known of it, and is never told of any end but a piece's.
+/// Writes pieces, some of them urgent, while the other end reads; who looks before each read never passes the end of
+/// urgent data without having known of it, and is never told of any end but a piece's.
 fn every_end_is_known_before_it_is_read(seed: u64, faults: SimOptions, host: HostOptions, options: &StreamOptions) {
     let mut world = World::new(seed, faults);
     world.add(host, |_| {});
@@ -131,7 +131,8 @@ fn a_shut_window_does_not_hold_the_word_up() {
     }));
 }
 
-/// What was announced and never written is not waited for (RFC 9293 §3.8.5: a receiver is robust against such pointers).
+/// What was announced and never written is not waited for (RFC 9293 §3.8.5: a receiver is robust against such
+/// pointers).
 #[test]
 fn urgent_data_ends_with_the_stream_at_the_latest() {
     let mut world = World::two();

@@ -168,8 +168,8 @@ impl Stream {
         self.open_tagged = if header.last { OpenTagged::None } else { OpenTagged::Write(header.stag) };
     }
 
-    /// The header of a segment that [`Stream::receive`] would deliver as part of a Send that invalidates nothing, if it does no
-    /// more than [`Stream::send_received`].
+    /// The header of a segment that [`Stream::receive`] would deliver as part of a Send that invalidates nothing, if it
+    /// does no more than [`Stream::send_received`].
     #[inline]
     pub fn usual_send(&self, ulpdu: &[u8]) -> Option<UntaggedHeader> {
         let Ok(Header::Untagged(header)) = Header::parse(ulpdu) else { return None };
@@ -196,8 +196,8 @@ impl Stream {
         }
     }
 
-    /// The header of a segment that [`Stream::receive`] would deliver as the whole response to a read, if it does no more than
-    /// [`Stream::response_received`].
+    /// The header of a segment that [`Stream::receive`] would deliver as the whole response to a read, if it does no
+    /// more than [`Stream::response_received`].
     #[inline]
     pub fn usual_response(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
         let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };

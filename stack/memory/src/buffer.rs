@@ -71,18 +71,18 @@ impl RegionBuffer {
         })
     }
 
-    /// Memory that the caller keeps and frees: shared memory, a device's, a foreign allocator's, that of a program in another
-    /// language.
+    /// Memory that the caller keeps and frees: shared memory, a device's, a foreign allocator's, that of a program in
+    /// another language.
     ///
     /// # Safety
     /// Until the buffer is dropped, inside or outside of a registration:
     ///
     /// - `start` must be valid for reads of `length` initialised octets, from any thread: mapped, and not freed.
     /// - It must be valid for writes, too, if anybody writes: a registration with one of the rights `LOCAL_WRITE`,
-    ///   `REMOTE_WRITE` and `REMOTE_ATOMIC`, or the owner by the methods of the buffer or of its registration. So memory that
-    ///   cannot be written may be registered for reading.
-    /// - No reference to the octets may be used. Whoever else accesses them does so in ways that tolerate changes by others at
-    ///   any moment, as C programs do that share memory with a device.
+    ///   `REMOTE_WRITE` and `REMOTE_ATOMIC`, or the owner by the methods of the buffer or of its registration. So
+    ///   memory that cannot be written may be registered for reading.
+    /// - No reference to the octets may be used. Whoever else accesses them does so in ways that tolerate changes by
+    ///   others at any moment, as C programs do that share memory with a device.
     pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
     }
@@ -92,8 +92,8 @@ impl RegionBuffer {
     /// must be long enough.
     ///
     /// # Safety
-    /// Nobody may make the file shorter as long as the buffer is there, and what others change in it they have to change in ways
-    /// that tolerate a peer's accesses, as with [`raw`](Self::raw).
+    /// Nobody may make the file shorter as long as the buffer is there, and what others change in it they have to
+    /// change in ways that tolerate a peer's accesses, as with [`raw`](Self::raw).
     ///
     /// # Errors
     /// What mmap(2) says; the file's system does not offer this (on Linux: it is not mounted with DAX); no octets.

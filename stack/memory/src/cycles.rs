@@ -1,7 +1,8 @@
 //! The processor's cycle counter.
 
-/// The time stamp counter, for clocks that are read once a turn: a few nanoseconds, where the system's clock takes tens.
-/// Its rate, and whether it stands for time at all, is for the caller to find out. `None` on processors that have none.
+/// The time stamp counter, for clocks that are read once a turn: a few nanoseconds, where the system's clock takes
+/// tens. Its rate, and whether it stands for time at all, is for the caller to find out. `None` on processors that have
+/// none.
 #[inline]
 pub fn cycles() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]

@@ -110,7 +110,8 @@ impl Engines {
     }
 }
 
-/// The turns that must end before something revoked is out of use. Made by [`RegionTable::grace_period`](crate::RegionTable::grace_period).
+/// The turns that must end before something revoked is out of use. Made by
+/// [`RegionTable::grace_period`](crate::RegionTable::grace_period).
 #[must_use = "nothing is waited for unless asked"]
 pub struct GracePeriod {
     pending: Vec<(Arc<EngineState>, u64)>,

@@ -67,8 +67,8 @@ mod x86 {
         // SAFETY: an instruction that SSE2 brings, which every x86-64 has.
         unsafe { _mm_mfence() };
         while line < end {
-            // SAFETY: the line holds an octet of what the caller vouches for, and so is mapped; nothing of it is changed, and
-            // the compiler takes it for an access to any memory, so that no store moves across.
+            // SAFETY: the line holds an octet of what the caller vouches for, and so is mapped; nothing of it is
+            // changed, and the compiler takes it for an access to any memory, so that no store moves across.
             unsafe {
                 match way {
                     Way::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),

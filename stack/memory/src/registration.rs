@@ -240,12 +240,12 @@ impl Registration {
         }
     }
 
-    /// Changes the registration in place: rights, streams, memory, or several of them. Waits until no engine uses it as it was,
-    /// and gives the former buffer if it was to be another.
+    /// Changes the registration in place: rights, streams, memory, or several of them. Waits until no engine uses it as
+    /// it was, and gives the former buffer if it was to be another.
     ///
-    /// With other memory or other streams the region gets an STag with a new key, so that nothing that was sent for the former
-    /// one reaches it. With other rights only, the STag stays; unless it was invalid, which it is not any more afterwards.
-    /// Accesses of peers meanwhile fail: change it while they have nothing to do with it.
+    /// With other memory or other streams the region gets an STag with a new key, so that nothing that was sent for the
+    /// former one reaches it. With other rights only, the STag stays; unless it was invalid, which it is not any more
+    /// afterwards. Accesses of peers meanwhile fail: change it while they have nothing to do with it.
     ///
     /// # Errors
     /// [`ChangeError`]; the registration is as it was, and the change comes back with its buffer.
@@ -259,8 +259,8 @@ impl Registration {
         Ok(self.buffer.replace(buffer))
     }
 
-    /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back; a copy of it if a committer
-    /// is still at work on it.
+    /// Makes the STag invalid, waits until no engine uses it any more, and gives the buffer back; a copy of it if a
+    /// committer is still at work on it.
     pub fn deregister(mut self) -> RegionBuffer {
         match self.take() {
             Some(buffer) => buffer,

@@ -1,4 +1,5 @@
-//! The primitives of synchronisation of what loom models: the table, windows and epochs. From the standard library or from loom.
+//! The primitives of synchronisation of what loom models: the table, windows and epochs. From the standard library or
+//! from loom.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{

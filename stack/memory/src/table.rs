@@ -127,7 +127,8 @@ impl RegionTable {
         }
     }
 
-    /// Changes a region of `octets` octets in place, and waits until no engine uses it as it was. Gives its STag and base.
+    /// Changes a region of `octets` octets in place, and waits until no engine uses it as it was. Gives its STag and
+    /// base.
     pub(crate) fn change(&self, index: u32, octets: u64, change: &RegionChange) -> Result<(u32, u64), ChangeError> {
         let entry = &self.entries[index as usize];
         if entry.state.load().has_any(Flags::KEPT) {

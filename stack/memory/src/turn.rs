@@ -218,8 +218,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The region of an STag that `association` has the rights `need` to, for several accesses. `None` if there is none, or if it is
-    /// a window.
+    /// The region of an STag that `association` has the rights `need` to, for several accesses. `None` if there is
+    /// none, or if it is a window.
     #[inline]
     pub fn open(&self, association: Association, stag: u32, need: Access) -> Option<OpenRegion<'_>> {
         let (slot, state) = self.table.find(stag)?;
@@ -231,10 +231,10 @@ impl<'a> Turn<'a> {
     /// Whether a peer may carry out atomic operations on the word of eight octets at `offset`: the region has the right
     /// `REMOTE_ATOMIC`, and the word's address is a multiple of eight.
     ///
-    /// RFC 7306 names no right for atomics; RFC 5040 §8.1.1 knows reading and writing only. `REMOTE_ATOMIC` is one of its own, as
-    /// in verbs: it includes to read and to write aligned words by atomics (a FetchAdd of 0 reads, a CmpSwap without mask
-    /// writes), and neither lets the peer do more of either nor needs `REMOTE_READ` or `REMOTE_WRITE` beside it. An owner who
-    /// wants a lock word touched by atomics alone can say so.
+    /// RFC 7306 names no right for atomics; RFC 5040 §8.1.1 knows reading and writing only. `REMOTE_ATOMIC` is one of
+    /// its own, as in verbs: it includes to read and to write aligned words by atomics (a FetchAdd of 0 reads, a
+    /// CmpSwap without mask writes), and neither lets the peer do more of either nor needs `REMOTE_READ` or
+    /// `REMOTE_WRITE` beside it. An owner who wants a lock word touched by atomics alone can say so.
     ///
     /// # Errors
     /// The first reason that applies: STag, association, bounds, rights, alignment.
@@ -347,9 +347,9 @@ impl<'a> Turn<'a> {
         self.table.transparent.load(Relaxed) != 0
     }
 
-    /// As [`place`](Self::place), and calls `take` with the parts of what was placed that have to be durable before a later
-    /// message of the stream is told. They are named by their region, not by the STag that was used: that may be made invalid
-    /// at any moment, also while this places.
+    /// As [`place`](Self::place), and calls `take` with the parts of what was placed that have to be durable before a
+    /// later message of the stream is told. They are named by their region, not by the STag that was used: that may be
+    /// made invalid at any moment, also while this places.
     ///
     /// # Errors
     /// As [`place`](Self::place); `take` has not been called then, unless octets were stored.
@@ -372,8 +372,8 @@ impl<'a> Turn<'a> {
             Reached::Memory(target) => {
                 // SAFETY: the target is valid for that many octets during this turn.
                 unsafe { shared_bytes::store(target, payload) };
-                // Valid or not by now; the slot cannot become another region's before the turn is over, and one that was
-                // deregistered meanwhile is not to be kept.
+                // Valid or not by now; the slot cannot become another region's before the turn is over, and one that
+                // was deregistered meanwhile is not to be kept.
                 if let Some(region) = self.table.slot(stag) {
                     let distance = offset.wrapping_sub(region.base.load(Relaxed));
                     let state = region.state.load();
@@ -385,8 +385,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// What is to be done to make a part of a region durable, whether its STag is still valid or not; `None` if the region was
-    /// deregistered. The range was given by this table, so it is within the region.
+    /// What is to be done to make a part of a region durable, whether its STag is still valid or not; `None` if the
+    /// region was deregistered. The range was given by this table, so it is within the region.
     pub fn keep(&self, range: &KeptRange) -> Option<CommitTarget<'_>> {
         let region = self.table.slot(range.region.stag())?;
         let state = region.state.load();
@@ -398,10 +398,10 @@ impl<'a> Turn<'a> {
         Some(target(&Run { start: NonNull::new(start)?, length, region, state, distance: range.offset }))
     }
 
-    /// Binds a window, which must expect `stag` ([`Window::next_stag`](crate::Window::next_stag)), to pieces of regions that
-    /// lie behind each other from tagged offset `base` on, for the stream `association` and with the rights `access`. Pieces
-    /// of no octets are skipped; a window of no octets is bound too. To have memory written, each region needs
-    /// `LOCAL_WRITE`; a region's own remote rights do not count.
+    /// Binds a window, which must expect `stag` ([`Window::next_stag`](crate::Window::next_stag)), to pieces of regions
+    /// that lie behind each other from tagged offset `base` on, for the stream `association` and with the rights
+    /// `access`. Pieces of no octets are skipped; a window of no octets is bound too. To have memory written, each
+    /// region needs `LOCAL_WRITE`; a region's own remote rights do not count.
     ///
     /// # Errors
     /// [`BindError`]; the window is as before.
@@ -417,8 +417,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// A region that is accessed several times in a turn, from [`Turn::open`]. Each access looks at its state anew, so revoking the STag
-/// stops a message midway here too.
+/// A region that is accessed several times in a turn, from [`Turn::open`]. Each access looks at its state anew, so
+/// revoking the STag stops a message midway here too.
 ///
 /// An access that is not possible any more changes nothing; the function of [`Turn`] with the same name tells why.
 #[derive(Clone, Copy)]
@@ -580,8 +580,8 @@ fn target<'a>(run: &Run<'a>) -> CommitTarget<'a> {
     if !run.state.has(Flags::DURABLE) || durable.is_null() {
         return CommitTarget::Plain;
     }
-    // SAFETY: the slot was found to be a durable region's in this turn; its owner drops what it points to only after the turns
-    // under way have ended.
+    // SAFETY: the slot was found to be a durable region's in this turn; its owner drops what it points to only after
+    // the turns under way have ended.
     let durable = unsafe { &*durable };
     CommitTarget::Durable { durable, offset, length }
 }

@@ -35,8 +35,9 @@ const OWNER_KEY_MASK: u32 = 0xff;
 )]
 pub struct ForeignStag;
 
-/// A part of a region that a window is bound to, as its slot has it. Written only while the window is being bound; atomic
-/// because a defective application may have two engines look at it at once, and what they get from it is checked again.
+/// A part of a region that a window is bound to, as its slot has it. Written only while the window is being bound;
+/// atomic because a defective application may have two engines look at it at once, and what they get from it is checked
+/// again.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
     /// The region's [`Identity`].
@@ -89,12 +90,12 @@ impl Window {
         self.pieces.len()
     }
 
-    /// Makes `stag` the one for the next bind, if the owner chooses the low eight bits of the window's STags and all others are
-    /// as they were. Binds that were posted with other choices and not carried out yet are not touched: each is carried out if
-    /// the window is not bound by then.
+    /// Makes `stag` the one for the next bind, if the owner chooses the low eight bits of the window's STags and all
+    /// others are as they were. Binds that were posted with other choices and not carried out yet are not touched: each
+    /// is carried out if the window is not bound by then.
     ///
-    /// Only the other bits of such an STag cannot be guessed; and who uses a key again makes an STag valid that a peer may
-    /// have from before.
+    /// Only the other bits of such an STag cannot be guessed; and who uses a key again makes an STag valid that a peer
+    /// may have from before.
     ///
     /// # Errors
     /// [`ForeignStag`]; the window's STag is as it was.
@@ -107,8 +108,8 @@ impl Window {
         Ok(())
     }
 
-    /// The STag for the next bind. Its key cannot be guessed, and a bind that was posted with an earlier one and not carried
-    /// out yet will fail; unless the owner chooses keys: then it is the next in turn.
+    /// The STag for the next bind. Its key cannot be guessed, and a bind that was posted with an earlier one and not
+    /// carried out yet will fail; unless the owner chooses keys: then it is the next in turn.
     pub fn next_stag(&mut self) -> u32 {
         if self.owner_keys {
             let next = |stag: u32| stag & !OWNER_KEY_MASK | stag.wrapping_add(1) & OWNER_KEY_MASK;
@@ -282,8 +283,8 @@ impl RegionTable {
         Ok(())
     }
 
-    /// The regions of a window that is not valid any more forget it. To be used within a turn, or with the allocator's lock:
-    /// so the slot of a region that still has its identity is not given to another meanwhile.
+    /// The regions of a window that is not valid any more forget it. To be used within a turn, or with the allocator's
+    /// lock: so the slot of a region that still has its identity is not given to another meanwhile.
     pub(crate) fn unbind(&self, entry: &Slot) {
         let count = entry.pieces.swap(0, AcqRel) as usize;
         for piece in self.places(entry).iter().take(count) {
@@ -303,8 +304,9 @@ impl RegionTable {
         if start.is_null() || most == 0 {
             return &[];
         }
-        // SAFETY: the slot is a window's, or was while this turn began: its owner frees the pieces, whose number `length` of
-        // the allocation gave, only after the turns under way have ended; `deregister` calls this before they are freed.
+        // SAFETY: the slot is a window's, or was while this turn began: its owner frees the pieces, whose number
+        // `length` of the allocation gave, only after the turns under way have ended; `deregister` calls this before
+        // they are freed.
         unsafe { std::slice::from_raw_parts(start, most) }
     }
 
@@ -319,8 +321,8 @@ impl RegionTable {
         start.filter(|_| runs == 1).ok_or(AccessError::Bounds)
     }
 
-    /// Calls `take` with the runs of memory that an access to a window consists of, in order. `length` octets are within the
-    /// window.
+    /// Calls `take` with the runs of memory that an access to a window consists of, in order. `length` octets are
+    /// within the window.
     ///
     /// # Errors
     /// A region is not there any more; runs before it have been taken.

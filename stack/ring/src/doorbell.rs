@@ -10,7 +10,8 @@ use crossbeam::utils::CachePadded;
 
 use crate::sync::{AtomicBool, AtomicU64, fence};
 
-/// One doorbell for each queue pair of an engine, rung by any thread and answered by the engine, and one for its mailbox.
+/// One doorbell for each queue pair of an engine, rung by any thread and answered by the engine, and one for its
+/// mailbox.
 ///
 /// It has two levels: a word for every 64 doorbells, and one summary word with a bit for every group of words. So an
 /// idle turn reads one cache line, however many doorbells there are. Ringing a doorbell that is already rung writes
@@ -84,12 +85,13 @@ impl Doorbells {
     /// Announces a command. Call it after putting the command into the mailbox.
     #[inline]
     pub fn ring_mailbox(&self) {
-        // Unconditionally: the engine may have cleared the flag and looked into the mailbox before our command was there.
+        // Unconditionally: the engine may have cleared the flag and looked into the mailbox before our command was
+        // there.
         self.first.mailbox.swap(true, AcqRel);
     }
 
-    /// Whether the mailbox was announced since the last call. The engine looks into it afterwards. Only the engine calls
-    /// this.
+    /// Whether the mailbox was announced since the last call. The engine looks into it afterwards. Only the engine
+    /// calls this.
     #[inline]
     pub fn take_mailbox(&self) -> bool {
         self.first.mailbox.load(Relaxed) && self.first.mailbox.swap(false, AcqRel)

@@ -11,11 +11,11 @@ use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
 /// What turns an engine, in the hands of whoever holds the helm.
 ///
-/// The engine's thread holds it while it turns and while it sleeps in the device. A thread of the application takes it only if it
-/// is free ([`try_take`](Self::try_take)), for one turn, and never waits for it. The engine's thread gives it away while the
-/// application polls ([`stand_back`](Self::stand_back)), and sleeps for a bounded time. Who is about to wait for the engine
-/// calls the thread back ([`call`](Self::call)); commands fire the notifier themselves. Either the thread sees the call
-/// before it stands back, or the call wakes it.
+/// The engine's thread holds it while it turns and while it sleeps in the device. A thread of the application takes it
+/// only if it is free ([`try_take`](Self::try_take)), for one turn, and never waits for it. The engine's thread gives
+/// it away while the application polls ([`stand_back`](Self::stand_back)), and sleeps for a bounded time. Who is about
+/// to wait for the engine calls the thread back ([`call`](Self::call)); commands fire the notifier themselves. Either
+/// the thread sees the call before it stands back, or the call wakes it.
 pub struct Helm<T> {
     crew: Mutex<T>,
     /// Wakes the engine's thread.
@@ -30,7 +30,8 @@ pub struct Helm<T> {
 pub type Held<'a, T> = MutexGuard<'a, T>;
 
 impl<T> Helm<T> {
-    /// Wakes an engine that sleeps: work was posted. A thread that stands back leaves it to the application's next poll.
+    /// Wakes an engine that sleeps: work was posted. A thread that stands back leaves it to the application's next
+    /// poll.
     pub const POSTED: u8 = 1;
     /// Wakes an engine that sleeps, and a thread that stands back.
     pub const CALLED: u8 = 2;
@@ -57,8 +58,8 @@ impl<T> Helm<T> {
     }
 
     /// Counts a poll of the application that wanted the helm, as one and as the frames that its turn moved: about the
-    /// microseconds that it took. An estimate: if two threads count at once, one count may be lost, which spares each poll
-    /// an atomic addition.
+    /// microseconds that it took. An estimate: if two threads count at once, one count may be lost, which spares each
+    /// poll an atomic addition.
     #[inline]
     pub fn count(&self, polled: u32) {
         self.polled.store(self.polled.load(Relaxed).wrapping_add(polled), Relaxed);
@@ -75,16 +76,18 @@ impl<T> Helm<T> {
         self.calls.load(Relaxed)
     }
 
-    /// Says that the caller is about to wait for something that the engine does, and not to poll: the engine's thread takes the
-    /// helm at once if it stands back, and does not stand back if it is about to. Call it after publishing what is waited for.
+    /// Says that the caller is about to wait for something that the engine does, and not to poll: the engine's thread
+    /// takes the helm at once if it stands back, and does not stand back if it is about to. Call it after publishing
+    /// what is waited for.
     #[inline]
     pub fn call(&self) {
         self.calls.fetch_add(1, Relaxed);
         self.wake.fire_if_armed_for(Self::CALLED);
     }
 
-    /// The engine's thread gives the helm away, until its notifier fires. `last` runs first, with the notifier armed: a turn that
-    /// executes what was announced before. Returns the helm instead if there was a call since there were `calls` of them.
+    /// The engine's thread gives the helm away, until its notifier fires. `last` runs first, with the notifier armed: a
+    /// turn that executes what was announced before. Returns the helm instead if there was a call since there were
+    /// `calls` of them.
     ///
     /// # Errors
     /// There was a call: the thread keeps the helm.

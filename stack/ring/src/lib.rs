@@ -11,8 +11,8 @@
 //! - [`Claims`]: a table of which engine has what, such as a flow.
 //! - [`Shares`]: the accounts of a queue that has several users.
 //!
-//! Nothing else here takes a lock, and nothing allocates after construction. The ends of a ring are `Send` but not `Sync`: by type,
-//! one thread at a time owns each of them.
+//! Nothing else here takes a lock, and nothing allocates after construction. The ends of a ring are `Send` but not
+//! `Sync`: by type, one thread at a time owns each of them.
 //!
 //! Loom models check the memory orderings: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-ring --release`.
 

@@ -338,8 +338,8 @@ mod loom_models {
         });
     }
 
-    /// An application polls, and then waits without polling: if neither its own turn nor the engine's thread served it, it would
-    /// wait for ever, which loom reports. Loom also checks that only one of the two uses the engine at a time.
+    /// An application polls, and then waits without polling: if neither its own turn nor the engine's thread served it,
+    /// it would wait for ever, which loom reports. Loom also checks that only one of the two uses the engine at a time.
     #[test]
     fn a_call_reaches_a_thread_that_stands_back() {
         check(|| {

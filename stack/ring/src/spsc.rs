@@ -288,8 +288,8 @@ impl<T: Copy + Send> Consumer<T> {
         count
     }
 
-    /// Removes the elements that `keep` refuses, wherever they are, and returns their number. The others stay in order. `keep`
-    /// sees the newest element first.
+    /// Removes the elements that `keep` refuses, wherever they are, and returns their number. The others stay in order.
+    /// `keep` sees the newest element first.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) -> usize {
         let count = self.available();
         // The kept ones move towards the newest, so that the room of the others is released at the front.
@@ -312,8 +312,8 @@ impl<T: Copy + Send> Consumer<T> {
 
     /// Writes the cell of a cursor within `head..known_tail`.
     fn put(&mut self, cursor: usize, element: T) {
-        // SAFETY: the callers stay within the published cells, which are the consumer's: the producer does not touch them
-        // until `head` passes them. `self` is borrowed exclusively, so no reference of `get` is alive.
+        // SAFETY: the callers stay within the published cells, which are the consumer's: the producer does not touch
+        // them until `head` passes them. `self` is borrowed exclusively, so no reference of `get` is alive.
         self.shared.cell(cursor).with_mut(|cell| unsafe { (*cell).write(element) });
     }
 
@@ -362,8 +362,8 @@ impl<T: Copy + Send> Gauge<T> {
         self.shared.tail.load(Acquire)
     }
 
-    /// Whether the consumer has released every element before `position`, a value of [`published`](Self::published), or is
-    /// gone.
+    /// Whether the consumer has released every element before `position`, a value of [`published`](Self::published), or
+    /// is gone.
     pub fn has_passed(&self, position: usize) -> bool {
         let ahead = self.shared.head.load(Acquire).wrapping_sub(position);
         ahead.cast_signed() >= 0 || self.is_abandoned()

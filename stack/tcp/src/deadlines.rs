@@ -20,12 +20,12 @@ impl Connection {
         earliest.finite()
     }
 
-    /// A time before which no timer expires that [`Connection::on_usual_segment`] or [`Connection::send_at_once`] has started at
-    /// `now`.
+    /// A time before which no timer expires that [`Connection::on_usual_segment`] or [`Connection::send_at_once`] has
+    /// started at `now`.
     #[inline(always)]
     pub fn soonest_timer(&self, now: Instant) -> Instant {
-        // They start timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and rarely those
-        // of keep-alive and of the user.
+        // They start timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and
+        // rarely those of keep-alive and of the user.
         let soonest = now.after_nanos(self.receiver.ack_delay().min(self.rtt.least_timeout()));
         soonest.min(self.timers.keep_alive).min(self.timers.user)
     }

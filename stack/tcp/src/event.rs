@@ -136,7 +136,8 @@ impl Events {
     pub const TIME_WAIT: Events = Events(1 << 4);
     /// [`crate::Connection::send_space`] may have grown.
     pub const SEND_SPACE: Events = Events(1 << 5);
-    /// [`crate::Connection::octets_acknowledged`] has grown, and [`crate::Connection::pop_acknowledged`] may have something.
+    /// [`crate::Connection::octets_acknowledged`] has grown, and [`crate::Connection::pop_acknowledged`] may have
+    /// something.
     pub const OCTETS_ACKED: Events = Events(1 << 6);
     /// The peer has acknowledged our FIN, and so everything that was sent.
     pub const FIN_ACKED: Events = Events(1 << 7);

@@ -64,8 +64,8 @@ impl Connection {
 
     /// The usual segment of an open connection: the next data, an acknowledgment of data in flight, or both.
     ///
-    /// As [`Connection::on_segment`], for a segment that needs no more than this: its payload is in order, and nothing is
-    /// held or discarded. `None` for any other; nothing has changed then.
+    /// As [`Connection::on_segment`], for a segment that needs no more than this: its payload is in order, and nothing
+    /// is held or discarded. `None` for any other; nothing has changed then.
     #[inline]
     pub fn on_usual_segment(&mut self, now: Instant, segment: &UsualSegment) -> Option<Events> {
         let payload_len = segment.len;
@@ -124,8 +124,8 @@ impl Connection {
         Some(events)
     }
 
-    /// The segment behind the one that [`Connection::on_usual_segment`] has taken with the same `now`, if nothing else has
-    /// happened since and the two differ in sequence number and length alone. False: that function has to take it.
+    /// The segment behind the one that [`Connection::on_usual_segment`] has taken with the same `now`, if nothing else
+    /// has happened since and the two differ in sequence number and length alone. False: that function has to take it.
     #[inline(always)]
     pub fn on_alike_segment(&mut self, now: Instant, segment: &UsualSegment) -> bool {
         let next = self.receiver.next();

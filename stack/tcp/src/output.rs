@@ -62,8 +62,8 @@ impl Connection {
         }
     }
 
-    /// New data of an open connection with nothing else to send: what [`Connection::poll_transmit`] returns then, in fewer
-    /// octets. `None`: that has to look for other segments.
+    /// New data of an open connection with nothing else to send: what [`Connection::poll_transmit`] returns then, in
+    /// fewer octets. `None`: that has to look for other segments.
     #[inline]
     pub fn next_fresh(&mut self, now: Instant) -> Option<(UsualSegment, Slice)> {
         if self.phase != Phase::Established
@@ -100,9 +100,9 @@ impl Connection {
         usable.min(self.congestion.window().saturating_sub(self.queue.in_flight()))
     }
 
-    /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return, in fewer
-    /// steps. `segment` becomes its segment, and `room` is what [`Connection::room_for_alike`] has left. Since that was asked,
-    /// nothing else may have happened, and `now` is the same.
+    /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return,
+    /// in fewer steps. `segment` becomes its segment, and `room` is what [`Connection::room_for_alike`] has left. Since
+    /// that was asked, nothing else may have happened, and `now` is the same.
     #[inline]
     pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment, room: &mut u32) -> Option<Slice> {
         let unsent = self.queue.first_unsent()?;
@@ -147,15 +147,15 @@ impl Connection {
         }
     }
 
-    /// Whether a record of up to [`Connection::effective_mss`] octets that is pushed now leaves at once, as one segment and the
-    /// only one: then [`Connection::send_at_once`] does the same as to push it and to poll.
+    /// Whether a record of up to [`Connection::effective_mss`] octets that is pushed now leaves at once, as one segment
+    /// and the only one: then [`Connection::send_at_once`] does the same as to push it and to poll.
     #[inline(always)]
     pub fn sends_at_once(&self) -> bool {
         self.is_usual() && self.has_room_for_segment()
     }
 
-    /// Whether the connection is open, has sent everything, and has nothing to repair, to report or to probe for. It stays so
-    /// while nothing is called but [`Connection::on_usual_segment`], [`Connection::on_alike_segment`],
+    /// Whether the connection is open, has sent everything, and has nothing to repair, to report or to probe for. It
+    /// stays so while nothing is called but [`Connection::on_usual_segment`], [`Connection::on_alike_segment`],
     /// [`Connection::send_at_once`] and [`Connection::pop_acknowledged`].
     #[inline]
     pub fn is_usual(&self) -> bool {
@@ -176,7 +176,8 @@ impl Connection {
             && (idle || !self.nagle && self.queue.in_flight() + self.segment <= self.congestion.window())
     }
 
-    /// Pushes a record and sends it, if [`Connection::sends_at_once`]. Its octets begin the payload of the segment, and end it.
+    /// Pushes a record and sends it, if [`Connection::sends_at_once`]. Its octets begin the payload of the segment, and
+    /// end it.
     #[inline(always)]
     pub fn send_at_once(&mut self, now: Instant, token: BufferToken, len: u32) -> UsualSegment {
         debug_assert!(self.sends_at_once() && len > 0 && len <= self.segment);
@@ -268,8 +269,8 @@ impl Connection {
         Transmit { header, payload: None, retransmission: false, ecn: 0 }
     }
 
-    /// The acknowledgment of what was received since the last one. It is for a side that is about to abort: its peer takes for
-    /// lost what is not acknowledged when the reset arrives.
+    /// The acknowledgment of what was received since the last one. It is for a side that is about to abort: its peer
+    /// takes for lost what is not acknowledged when the reset arrives.
     pub fn poll_owed_acknowledgment(&mut self, now: Instant) -> Option<Transmit> {
         let is_open =
             matches!(self.phase, Phase::Established | Phase::FinWait1 | Phase::FinWait2 { .. } | Phase::CloseWait);

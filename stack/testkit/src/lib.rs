@@ -1,4 +1,5 @@
-//! A network of engines in one thread under virtual time, for tests and instruction counts: only they depend on this crate.
+//! A network of engines in one thread under virtual time, for tests and instruction counts: only they depend on this
+//! crate.
 //!
 //! [`sim`] is a network that loses, repeats, delays and damages frames by a seed, and that breaks rules on purpose.
 //! [`rig`] has hosts on it, driven by hand.

@@ -41,7 +41,8 @@ pub(super) fn finish(frame: &[u8], work: TransmitChecksums) -> Vec<Vec<u8>> {
             let value = complement(sum(&out[ip_at..tcp_at]));
             put(&mut out, ip_at + 10, value);
         }
-        // The field holds the sum of the pseudo-header, and is summed as such; a packet that is cut lacks the length in it.
+        // The field holds the sum of the pseudo-header, and is summed as such; a packet that is cut lacks the length in
+        // it.
         let mut partial = sum(&out[tcp_at..]);
         if work.segment_size > 0 {
             partial = combine(partial, tcp_len as u32);

@@ -41,7 +41,8 @@ pub struct HostOptions {
     pub queue_pairs: u32,
     /// Frames sent that the device holds on to, see [`SimPort::hold_sent`].
     pub device_holds: usize,
-    /// The device computes checksums and cuts frames of up to so many parts, see [`SimPort::offload`]; 0: it does neither.
+    /// The device computes checksums and cuts frames of up to so many parts, see [`SimPort::offload`]; 0: it does
+    /// neither.
     pub segmentation_parts: usize,
 }
 
@@ -208,7 +209,8 @@ impl<P: Port> Host<P> {
         }
     }
 
-    /// From now on the engine's work takes virtual time, `price` of what it did in a turn: the next turn comes no sooner.
+    /// From now on the engine's work takes virtual time, `price` of what it did in a turn: the next turn comes no
+    /// sooner.
     pub fn charge(&mut self, price: impl FnMut(&Work) -> Duration + 'static) {
         let charged = self.engine.as_ref().map_or_else(Work::default, Engine::work);
         let price = Box::new(price);
@@ -480,7 +482,8 @@ impl<P: Port> World<P> {
         self.step_until(None)
     }
 
-    /// As [`World::step`], but the time moves on no further than to `wake`, when somebody outside of the hosts has something to do.
+    /// As [`World::step`], but the time moves on no further than to `wake`, when somebody outside of the hosts has
+    /// something to do.
     pub fn step_until(&mut self, wake: Option<Instant>) -> bool {
         let mut busy = false;
         let mut next = wake;

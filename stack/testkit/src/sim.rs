@@ -61,7 +61,8 @@ pub struct SimOptions {
     /// A bit behind the TCP header flips and the receiving device claims that the checksum was right: only the CRC
     /// finds it.
     pub hidden_corruption: f64,
-    /// TCP checksums are left unfinished, and the receiving device vouches for them, as virtual devices within one machine do.
+    /// TCP checksums are left unfinished, and the receiving device vouches for them, as virtual devices within one
+    /// machine do.
     pub unfinished_checksums: bool,
     /// Largest IP packet that the network passes on; the sender of a larger one is told (RFC 1191 §4, RFC 4443 §3.2).
     pub path_mtu: u16,
@@ -75,8 +76,8 @@ pub struct SimOptions {
     pub sabotage: Sabotage,
 }
 
-/// Rules broken on purpose, for tests that show that they notice. The network breaks them, not the engines: nothing of this is
-/// compiled into one.
+/// Rules broken on purpose, for tests that show that they notice. The network breaks them, not the engines: nothing of
+/// this is compiled into one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sabotage {
     /// Nothing comes a second time: segments whose octets their sender has sent before are dropped.
@@ -420,7 +421,8 @@ impl Network {
     }
 }
 
-/// Makes the CRCs of those FPDUs in `damaged` fit that are whole and right in `frame`, the same segment before it was damaged.
+/// Makes the CRCs of those FPDUs in `damaged` fit that are whole and right in `frame`, the same segment before it was
+/// damaged.
 fn forge_crcs(frame: &[u8], damaged: &mut [u8]) {
     let Ok(Frame::Tcp(segment)) = classify(frame, frame.len()) else { return };
     let mut at = segment.payload_offset;
@@ -447,8 +449,8 @@ pub struct SimPort {
 }
 
 impl SimPort {
-    /// From now on the device computes checksums, and cuts frames of up to `parts` parts into segments. To be called before an engine
-    /// has the port.
+    /// From now on the device computes checksums, and cuts frames of up to `parts` parts into segments. To be called
+    /// before an engine has the port.
     pub fn offload(&mut self, parts: usize) {
         self.capabilities.transmit_ip_checksum = true;
         self.capabilities.transmit_tcp_checksum = true;

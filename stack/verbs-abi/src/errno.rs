@@ -65,8 +65,8 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
-/// Runs the body of an export. A panic becomes EIO; so does every call in a child that was forked after the start, whose engine
-/// threads did not come along.
+/// Runs the body of an export. A panic becomes EIO; so does every call in a child that was forked after the start,
+/// whose engine threads did not come along.
 #[inline]
 fn run<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     if lifetime::in_forked_child() {

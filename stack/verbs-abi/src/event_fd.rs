@@ -95,8 +95,8 @@ impl Unacknowledged {
     }
 }
 
-/// Takes an event, but none while another thread ends the process: it would wait for ever for the acknowledgment before it
-/// destroyed the event's object.
+/// Takes an event, but none while another thread ends the process: it would wait for ever for the acknowledgment before
+/// it destroyed the event's object.
 pub(crate) fn unless_ending<T>(take: impl FnOnce() -> Option<T>) -> Option<T> {
     if lifetime::is_ended_by_another() { None } else { take() }
 }
@@ -117,8 +117,8 @@ unsafe extern "C-unwind" {
 /// EAGAIN.
 ///
 /// As with the kernel's drivers, waiting is a cancellation point: programs end threads that wait here by
-/// pthread_cancel(3). That unwinds this frame and the export's. So the export is `C-unwind`, neither has destructors, and
-/// `attempt`, which may have some, has returned before.
+/// pthread_cancel(3). That unwinds this frame and the export's. So the export is `C-unwind`, neither has destructors,
+/// and `attempt`, which may have some, has returned before.
 ///
 /// While another thread ends the process, it does not return; with O_NONBLOCK it finds nothing.
 #[inline(always)]

@@ -1,8 +1,8 @@
 //! Objects that C holds by pointer.
 //!
-//! Each has a word in front of the structure that C sees. It says what the object is and that it lives, so that null pointers,
-//! objects of another kind and freed ones are refused. The memory of a freed object stays mapped and is used for the next of
-//! its kind, so that looking at that word is always allowed.
+//! Each has a word in front of the structure that C sees. It says what the object is and that it lives, so that null
+//! pointers, objects of another kind and freed ones are refused. The memory of a freed object stays mapped and is used
+//! for the next of its kind, so that looking at that word is always allowed.
 
 use crate::errno::{EINVAL, Errno};
 use std::cell::UnsafeCell;
@@ -75,8 +75,8 @@ impl<T: Object> Handle<T> {
     /// EINVAL for null, an object of another kind, and a freed one.
     ///
     /// # Safety
-    /// `public` is null or came from this library, and the object is not destroyed while the reference is used (as the verbs
-    /// ask of their callers).
+    /// `public` is null or came from this library, and the object is not destroyed while the reference is used (as the
+    /// verbs ask of their callers).
     #[inline]
     pub(crate) unsafe fn get<'a>(public: *mut T::Public) -> Result<&'a Handle<T>, Errno> {
         if public.is_null() || !public.is_aligned() {

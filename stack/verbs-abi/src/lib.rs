@@ -1,12 +1,13 @@
 //! `libibverbs.so.1` and `librdmacm.so.1` over uwarp, for programs that know nothing of it.
 //!
-//! Each export translates: it looks at its pointers, calls the crate `uwarp`, and turns the result into what the manual page
-//! promises. What a connection or a queue pair does is decided below, in `uwarp`. The library serves one device, `uwarp0`, with
-//! one port. The device of DPDK is opened when the first address is bound or resolved; objects of the verbs can be made before.
+//! Each export translates: it looks at its pointers, calls the crate `uwarp`, and turns the result into what the manual
+//! page promises. What a connection or a queue pair does is decided below, in `uwarp`. The library serves one device,
+//! `uwarp0`, with one port. The device of DPDK is opened when the first address is bound or resolved; objects of the
+//! verbs can be made before.
 //!
-//! Unsafe code is allowed here because every argument of every export is a pointer of C. Three rules keep it small: a pointer
-//! to one of our own objects is used through `handle::Handle::get` alone; every export runs inside of one of the functions of
-//! `errno`, which no panic leaves; and nothing else is decided between the two.
+//! Unsafe code is allowed here because every argument of every export is a pointer of C. Three rules keep it small: a
+//! pointer to one of our own objects is used through `handle::Handle::get` alone; every export runs inside of one of
+//! the functions of `errno`, which no panic leaves; and nothing else is decided between the two.
 #![allow(unsafe_code)]
 // The exports have their manual pages; what is special here is said at each.
 #![allow(clippy::missing_safety_doc, missing_docs, clippy::not_unsafe_ptr_arg_deref)]

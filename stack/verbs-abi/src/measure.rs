@@ -174,8 +174,8 @@ impl Peer {
     }
 }
 
-/// So often a Write of `size` octets, a multiple of 8, which the program posts; one back, which acknowledges it; and its completion,
-/// which the program polls.
+/// So often a Write of `size` octets, a multiple of 8, which the program posts; one back, which acknowledges it; and
+/// its completion, which the program polls.
 ///
 /// # Errors
 /// What failed. The process has a context already, for example.

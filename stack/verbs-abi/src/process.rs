@@ -71,8 +71,8 @@ extern "C" fn linger_at_exit() {
         return;
     }
     if let Some(Some(process)) = PROCESS.get() {
-        // With a device, connections end behind the process's last instruction. Here the program's other threads still run, and
-        // what they know of a connection may have been freed: they hear nothing of what follows.
+        // With a device, connections end behind the process's last instruction. Here the program's other threads still
+        // run, and what they know of a connection may have been freed: they hear nothing of what follows.
         lifetime::end_by_this_thread();
         let closed = std::panic::catch_unwind(|| process.context.clone().close());
         if !matches!(closed, Ok(Ok(()))) {

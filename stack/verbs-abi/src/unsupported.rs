@@ -1,4 +1,5 @@
-//! Exports that have to exist and that iWARP, or this library, has nothing behind: programs are bound to all symbols at once.
+//! Exports that have to exist and that iWARP, or this library, has nothing behind: programs are bound to all symbols at
+//! once.
 
 use crate::errno::{EOPNOTSUPP, minus_one, number, pointer};
 use libc::{c_char, c_int, c_void};

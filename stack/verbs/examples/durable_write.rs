@@ -1,4 +1,5 @@
-//! A durable write: RDMA Write and Commit as one request, which completes when the octets are in the server's file and synced.
+//! A durable write: RDMA Write and Commit as one request, which completes when the octets are in the server's file and
+//! synced.
 //!
 //! ```text
 //! cargo run -p uwarp --example durable_write

@@ -1,33 +1,35 @@
 //! RDMA over TCP (iWARP) in user space, on DPDK devices.
 //!
 //! An application opens a [`Context`] on a device, registers memory in a [`ProtectionDomain`], makes a
-//! [`CompletionQueue`] and [`QueuePair`]s, connects them, posts work, and reaps completions. The stack below runs TCP, MPA,
-//! DDP and RDMAP (RFC 9293, 5044, 5041, 5040) on poll-mode engines; posting and reaping are lock-free rings, without a system
-//! call or a lock.
+//! [`CompletionQueue`] and [`QueuePair`]s, connects them, posts work, and reaps completions. The stack below runs TCP,
+//! MPA, DDP and RDMAP (RFC 9293, 5044, 5041, 5040) on poll-mode engines; posting and reaping are lock-free rings,
+//! without a system call or a lock.
 //!
 //! # Who does the work
-//! A [`Config`] says who turns the engines. *Threaded* (the default): a thread each, which backs off when idle. *Inline*: the
-//! thread that opened the context, inside [`Context::poll`], [`CompletionQueue::poll`] and every blocking call; this has the
-//! lowest latency, but no acknowledgment is sent and no timer runs while the thread does something else. Blocking calls turn
-//! all inline engines of the calling thread.
+//! A [`Config`] says who turns the engines. *Threaded* (the default): a thread each, which backs off when idle.
+//! *Inline*: the thread that opened the context, inside [`Context::poll`], [`CompletionQueue::poll`] and every blocking
+//! call; this has the lowest latency, but no acknowledgment is sent and no timer runs while the thread does something
+//! else. Blocking calls turn all inline engines of the calling thread.
 //!
 //! # When work completes
 //! A Send or Write completes when its memory may be reused; the peer may not have it yet (RFC 5040 §5.5). With
-//! [`QueuePairOptions::complete_when_acknowledged`] it completes when the peer's TCP has acknowledged it. A Read completes when
-//! its data is there. Dropping a queue pair or a context loses nothing that has completed: closing waits, up to
-//! [`Config::linger`](config::Config#structfield.linger), for the peer's acknowledgments, and what could not be delivered
-//! is an [`AsyncEvent`].
+//! [`QueuePairOptions::complete_when_acknowledged`] it completes when the peer's TCP has acknowledged it. A Read
+//! completes when its data is there. Dropping a queue pair or a context loses nothing that has completed: closing
+//! waits, up to [`Config::linger`](config::Config#structfield.linger), for the peer's acknowledgments, and what could
+//! not be delivered is an [`AsyncEvent`].
 //!
 //! # Send and receive
 //! ```
 //! use std::time::Duration;
 //! use uwarp::{
-//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, ReceiveRequest, SendRequest,
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, ReceiveRequest,
+//!     SendRequest,
 //! };
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);
 //!
-//! // Two contexts joined in this process; over a device, each process calls `Context::open` with its own configuration.
+//! // Two contexts joined in this process; over a device, each process calls `Context::open` with a
+//! // configuration of its own.
 //! let (here, there) =
 //!     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
 //! let mut listener = there.listen(7471, ListenOptions::default())?;
@@ -60,11 +62,13 @@
 //! ```
 //!
 //! # Write into the peer's memory
-//! The peer says where, here in the private data of its answer; the memory fills without its help, and the last octet last.
+//! The peer says where, here in the private data of its answer; the memory fills without its help, and the last octet
+//! last.
 //! ```
 //! use std::time::Duration;
 //! use uwarp::{
-//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, RemoteMemory, SendRequest,
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, RemoteMemory,
+//!     SendRequest,
 //! };
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);
@@ -105,7 +109,8 @@
 //! ```
 //! use std::time::Duration;
 //! use uwarp::{
-//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, RemoteMemory, SendRequest,
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, ListenOptions, QueuePairOptions, RemoteMemory,
+//!     SendRequest,
 //! };
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);
@@ -144,14 +149,14 @@
 //! ```
 //!
 //! # Plain streams, and from text to RDMA
-//! A [`TcpStream`] is a stream of octets as a socket has them. When both ends have agreed on it, it becomes an RDMA stream: MPA
-//! starts behind the last octet that was written.
+//! A [`TcpStream`] is a stream of octets as a socket has them. When both ends have agreed on it, it becomes an RDMA
+//! stream: MPA starts behind the last octet that was written.
 //! ```
 //! use std::io::{Read, Write};
 //! use std::time::Duration;
 //! use uwarp::{
-//!     AcceptOptions, Access, Config, ConnectOptions, Context, QueuePairOptions, ReceiveRequest, SendRequest, TcpListener,
-//!     TcpStream,
+//!     AcceptOptions, Access, Config, ConnectOptions, Context, QueuePairOptions, ReceiveRequest, SendRequest,
+//!     TcpListener, TcpStream,
 //! };
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! A context is the resource manager of its process (RFC 5040 §8.1.2): its limits hold for all protection domains together, and no
-//! domain gets an STag for the memory of another.
+//! A context is the resource manager of its process (RFC 5040 §8.1.2): its limits hold for all protection domains
+//! together, and no domain gets an STag for the memory of another.
 
 mod common;
 

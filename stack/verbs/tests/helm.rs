@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use uwarp::config::Idle;
 use uwarp::{Context, ReceiveRequest, SendRequest, Status};
 
-/// A connected pair. The server's polls turn its engine, and so do the client's if `both`. Their threads never sleep because they
-/// are idle.
+/// A connected pair. The server's polls turn its engine, and so do the client's if `both`. Their threads never sleep
+/// because they are idle.
 fn pair_that_polls(both: bool) -> (Side, Side) {
     let [first, second] = [1, 2].map(|host| {
         let mut config = config(host, Mode::Threaded);

@@ -362,14 +362,15 @@ fn completing_when_acknowledged_waits_for_the_peer() {
     });
 }
 
-/// 64 MiB and an octet; in the long run the longest message that there is, 2^32 − 1 octets (RFC 5040 §3.1), for which this needs
-/// 4 GiB of memory.
+/// 64 MiB and an octet; in the long run the longest message that there is, 2^32 − 1 octets (RFC 5040 §3.1), for which
+/// this needs 4 GiB of memory.
 #[test]
 fn messages_may_be_as_long_as_their_length_can_say() {
     let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
     let length = if is_long { u32::MAX as usize } else { (64 << 20) + 1 };
     let (mut client, mut server) = connected(Mode::Threaded);
-    // Mostly zeros, which take no memory at the source; marks at both ends, around the middle, and where a mask may be short.
+    // Mostly zeros, which take no memory at the source; marks at both ends, around the middle, and where a mask may be
+    // short.
     let source = client.pd.register_zeroed(length, Access::REMOTE_READ).unwrap();
     let marked = [0, 1, (1 << 16) - 1, 1 << 24, length / 2 - 1, length / 2, length / 2 + 1, length - 2, length - 1];
     for (number, at) in marked.into_iter().enumerate() {

@@ -33,7 +33,8 @@ fn joined(a: &Context, b: &Context) -> (TcpListener, TcpStream, TcpStream) {
     joined_with(a, b, &TcpStreamOptions::default(), TcpStreamOptions::default())
 }
 
-/// Sends all of `sent[n]` by stream n and ends its half; gives what each received until the end. One thread serves both.
+/// Sends all of `sent[n]` by stream n and ends its half; gives what each received until the end. One thread serves
+/// both.
 fn exchange(streams: [&mut TcpStream; 2], sent: [&[u8]; 2]) -> [Vec<u8>; 2] {
     let mut at = [0; 2];
     let mut received = [Vec::new(), Vec::new()];

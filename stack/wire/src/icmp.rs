@@ -44,9 +44,9 @@ const fn is_error_kind(kind: u8) -> bool {
     matches!(kind, DESTINATION_UNREACHABLE | SOURCE_QUENCH | REDIRECT | TIME_EXCEEDED | PARAMETER_PROBLEM)
 }
 
-/// Whether a packet must not be answered by an ICMP error because of what it is: an ICMP error message (RFC 1122 §3.2.2,
-/// RFC 4443 §2.4 (e)), or an IPv4 fragment other than the first. What might be one of them, because its headers are cut short or
-/// too many, counts as one. `packet` begins with the IP header.
+/// Whether a packet must not be answered by an ICMP error because of what it is: an ICMP error message (RFC 1122
+/// §3.2.2, RFC 4443 §2.4 (e)), or an IPv4 fragment other than the first. What might be one of them, because its headers
+/// are cut short or too many, counts as one. `packet` begins with the IP header.
 pub fn forbids_error(packet: &[u8]) -> bool {
     if packet.first().is_some_and(|first| first >> 4 == 6) {
         return match ipv6::upper_layer(packet) {

@@ -260,9 +260,9 @@ pub fn walk(header: &Ipv6Header, packet: &[u8]) -> Result<Walked, WireError> {
     Err(WireError::HeaderLength)
 }
 
-/// Passes over the extension headers of a packet, or of its beginning, without judging them: gives the upper-layer protocol and the
-/// octets from its header on, none in a fragment other than the first. `None` if the protocol cannot be seen: they are too many, are
-/// cut short, or continue behind such a fragment.
+/// Passes over the extension headers of a packet, or of its beginning, without judging them: gives the upper-layer
+/// protocol and the octets from its header on, none in a fragment other than the first. `None` if the protocol cannot
+/// be seen: they are too many, are cut short, or continue behind such a fragment.
 pub(crate) fn upper_layer(packet: &[u8]) -> Option<(u8, &[u8])> {
     let (fixed, mut rest) = packet.split_first_chunk::<HEADER_LEN>()?;
     let mut next = fixed[6];

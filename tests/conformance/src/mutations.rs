@@ -275,12 +275,12 @@ impl std::fmt::Display for Choice {
     }
 }
 
-/// Breaks the chosen rules one after the other in a copy of the tree below `target`, cargo's target directory. Gives the report,
-/// and whether every one was noticed.
+/// Breaks the chosen rules one after the other in a copy of the tree below `target`, cargo's target directory. Gives
+/// the report, and whether every one was noticed.
 ///
 /// # Errors
-/// The file and the tree do not fit, a chosen row has no mutation, the copy does not build, or the tests of the rows fail with
-/// nothing broken.
+/// The file and the tree do not fit, a chosen row has no mutation, the copy does not build, or the tests of the rows
+/// fail with nothing broken.
 pub fn run(workspace: &Path, target: &Path, choice: &Choice) -> Result<(String, bool), String> {
     let data = workspace.join("tests/data/conformance");
     let matrix = Matrix::read(&data)?;

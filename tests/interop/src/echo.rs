@@ -16,7 +16,8 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// To this address. The namespace must belong to the test, because this permits such sockets for its user's group in it.
+    /// To this address. The namespace must belong to the test, because this permits such sockets for its user's group
+    /// in it.
     pub fn to(address: IpAddr) -> io::Result<Self> {
         let group = rustix::process::getegid().as_raw();
         std::fs::write("/proc/sys/net/ipv4/ping_group_range", format!("{group} {group}"))?;

@@ -108,8 +108,8 @@ impl Link {
 
     /// A client of it.
     pub fn client(&self, arguments: &[&str]) -> Command {
-        // siw may leave the first message unread that comes right behind its MPA Reply. Nothing but waiting helps a tool that
-        // waits for an answer itself, so it waits longer than tests do that do not.
+        // siw may leave the first message unread that comes right behind its MPA Reply. Nothing but waiting helps a
+        // tool that waits for an answer itself, so it waits longer than tests do that do not.
         self.ping(&[&["run", "--server", GUEST, "--first-fpdu-delay", "500ms"], arguments].concat())
     }
 }

@@ -239,8 +239,8 @@ fn to_the_kernel(stack: &mut uwarp::TcpStream, kernel: &mut std::net::TcpStream,
 
 /// A connection that is opened and used during a flood.
 fn beside(context: &Context, line: &Line, flood: Flood) {
-    // What a flood of SYNs has left half open goes with its listener. Otherwise the next connection would need a cookie, and the
-    // flood of acknowledgments, half of them in the kernel's name, shuts out cookies from there.
+    // What a flood of SYNs has left half open goes with its listener. Otherwise the next connection would need a
+    // cookie, and the flood of acknowledgments, half of them in the kernel's name, shuts out cookies from there.
     let mut listener = TcpListener::bind(context, PORT).expect("a free port");
     let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     let seeds = [0, 1].map(|round| flood as u64 * 2 + round);

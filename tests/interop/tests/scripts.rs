@@ -1,5 +1,6 @@
 //! The TCP crate's packet scripts with the kernel's socket as the connection: the kernel does what we expect of
-//! ourselves, or `scripts/kernel.txt` argues the difference. What an older kernel does differently is in a file of its own.
+//! ourselves, or `scripts/kernel.txt` argues the difference. What an older kernel does differently is in a file of its
+//! own.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -26,7 +27,8 @@ const FILES: [(&str, &str); 10] = [
     ("urgent", include_str!("../../../stack/tcp/tests/scripts/urgent.txt")),
 ];
 
-/// Scripts mostly wait, so many can be played concurrently, each in a separate namespace: so many for each CPU, and at most.
+/// Scripts mostly wait, so many can be played concurrently, each in a separate namespace: so many for each CPU, and at
+/// most.
 const AT_A_TIME: (usize, usize) = (6, 12);
 /// A busy machine stretches real time under a script; a real difference of the kernel occurs every time.
 const ATTEMPTS: usize = 3;

@@ -205,8 +205,8 @@ fn siw_speaks_over_ipv6() {
 const UNTIL_RUNNING: &str =
     "timeout 60 sh -c 'until rdma resource show cm_id | grep -q CONNECT; do usleep 50000; done' && sleep 1";
 
-/// Waits until its server of rping has printed three rounds of 4096 octets, of which the first two are complete. The stream of a
-/// client that was killed before may be in full operation still.
+/// Waits until its server of rping has printed three rounds of 4096 octets, of which the first two are complete. The
+/// stream of a client that was killed before may be in full operation still.
 const UNTIL_ROUNDS: &str = "timeout 60 sh -c 'until test $(stat -c %s /tmp/rounds) -gt 12288; do usleep 50000; done'";
 
 #[test]

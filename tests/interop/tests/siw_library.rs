@@ -1,5 +1,5 @@
-//! Debian's RDMA programs on uwarp's libibverbs and librdmacm, with the same programs on the Linux kernel's iWARP (siw, in a
-//! guest) at the other end, in both roles.
+//! Debian's RDMA programs on uwarp's libibverbs and librdmacm, with the same programs on the Linux kernel's iWARP (siw,
+//! in a guest) at the other end, in both roles.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,8 +20,8 @@ const REFUSED: [&str; 3] = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE
 /// The address of programs on uwarp.
 const OWN: &str = "10.77.0.1";
 
-/// Whether a client of rping has said nothing but that. When all is done, it closes its event channel. The thread that waits there may
-/// find it closed, and end the process with an error before that ends without one.
+/// Whether a client of rping has said nothing but that. When all is done, it closes its event channel. The thread that
+/// waits there may find it closed, and end the process with an error before that ends without one.
 const DONE: &str = "{ grep -q \"rdma_get_cm_event: Bad file descriptor\" /tmp/out && \
     ! grep -v -e \"rdma_get_cm_event: Bad file descriptor\" -e \"client DISCONNECT EVENT\" -e \"^$\" /tmp/out; }";
 
@@ -49,11 +49,13 @@ impl<'a> Bed<'a> {
         program(self.link, configuration, words)
     }
 
-    /// A server on uwarp and its client in the guest, which names its address last; both have to succeed. If the client is refused,
-    /// both start again: the server may be about to listen, and perftest's listens for its second connection only after the first.
+    /// A server on uwarp and its client in the guest, which names its address last; both have to succeed. If the client
+    /// is refused, both start again: the server may be about to listen, and perftest's listens for its second
+    /// connection only after the first.
     #[track_caller]
     fn serve(&mut self, configuration: &str, server: &[&str], client: &str, address: &str) {
-        // From this address: until the guest has checked it for duplicates, it sends from its link-local one, and rping waits in vain.
+        // From this address: until the guest has checked it for duplicates, it sends from its link-local one, and rping
+        // waits in vain.
         let source = if address.contains(':') { format!("-I {GUEST6}") } else { String::new() };
         let ping = format!("until ping -c 1 -W 1 {source} {address}; do usleep 50000; done");
         let ping = format!("timeout {} sh -c '{ping}' >/dev/null 2>&1", LIMIT.as_secs());
@@ -83,8 +85,8 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// A server in the guest and its client on uwarp. If the client is refused, or reaches nobody because the guest's device connects
-    /// again with each program and needs its time, both start again.
+    /// A server in the guest and its client on uwarp. If the client is refused, or reaches nobody because the guest's
+    /// device connects again with each program and needs its time, both start again.
     #[track_caller]
     fn connect(&mut self, configuration: &str, server: &str, client: &[&str]) {
         let mut client = self.program(configuration, &[&["timeout", "60"], client].concat());
@@ -128,8 +130,8 @@ fn every_program(bed: &mut Bed<'_>) {
     bed.connect("uwarp.toml", &perftest.join(" "), &[&perftest[..], &[GUEST]].concat());
 }
 
-/// Runs a test again, in a new guest, if the guest's kernel has stopped at a `BUG()` of its iw_cm: that expects no end of a connection
-/// in some states, and siw reports one there now and then.
+/// Runs a test again, in a new guest, if the guest's kernel has stopped at a `BUG()` of its iw_cm: that expects no end
+/// of a connection in some states, and siw reports one there now and then.
 fn despite_iw_cm(test: impl Fn()) {
     const FAULT: &str = "kernel BUG at drivers/infiniband/core/iwcm.c";
     for attempt in 1..=3 {

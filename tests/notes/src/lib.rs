@@ -24,8 +24,8 @@ pub fn lacks_root(what: &str) -> bool {
     lacks
 }
 
-/// Whether another user than root cannot reach `path`, because a folder above it, such as /root, is closed. If so, reports
-/// that this test leaves out what other users do.
+/// Whether another user than root cannot reach `path`, because a folder above it, such as /root, is closed. If so,
+/// reports that this test leaves out what other users do.
 ///
 /// # Panics
 /// The path does not exist.

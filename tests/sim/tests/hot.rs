@@ -1,4 +1,5 @@
-//! The short ways of `hot/` against the general code: the same frames at the same times, the same completions, the same state.
+//! The short ways of `hot/` against the general code: the same frames at the same times, the same completions, the same
+//! state.
 
 use std::time::Duration;
 
@@ -70,8 +71,8 @@ parts! {
     seeds_875_to_999_do_the_same_either_way = 7,
 }
 
-/// Work that was posted while the window was full was not looked at, and the connection counted as idle: it stood still until
-/// something else happened.
+/// Work that was posted while the window was full was not looked at, and the connection counted as idle: it stood still
+/// until something else happened.
 #[test]
 fn work_that_is_posted_while_the_window_is_full_leaves_when_there_is_room() {
     for hot in [true, false] {

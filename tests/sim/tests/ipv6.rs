@@ -286,8 +286,8 @@ fn packets_that_nobody_takes_are_refused_within_a_limit() {
     assert_eq!((stats.icmp_errors_sent, stats.icmp_errors_suppressed), (12, 90));
 }
 
-/// RFC 4443 §2.4 (e.1), (e.2): two hosts that refuse what the other one says would never stop. Here the extension header in front of
-/// a message has an option that nobody knows.
+/// RFC 4443 §2.4 (e.1), (e.2): two hosts that refuse what the other one says would never stop. Here the extension
+/// header in front of a message has an option that nobody knows.
 #[test]
 fn error_messages_are_not_answered_by_errors() {
     const DESTINATION_OPTIONS: u8 = 60;

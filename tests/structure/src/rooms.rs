@@ -54,8 +54,8 @@ fn count(items: &[Item]) -> usize {
     items.iter().map(one).sum()
 }
 
-/// For each room of the engine, the functions that take more than three parts. `turn`, which puts the steps of the rooms
-/// in order, and `engine`, the interface, have all of them.
+/// For each room of the engine, the functions that take more than three parts. `turn`, which puts the steps of the
+/// rooms in order, and `engine`, the interface, have all of them.
 pub fn too_wide(sources: &[Source]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for source in sources {

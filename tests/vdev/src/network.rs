@@ -123,8 +123,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates a network. Returns `None`, and leaves a note, if the test has to be left out: af_packet and tap need root,
-    /// for a network namespace.
+    /// Creates a network. Returns `None`, and leaves a note, if the test has to be left out: af_packet and tap need
+    /// root, for a network namespace.
     pub fn new(device: Device) -> Option<Self> {
         if matches!(device, Device::AfPacket | Device::Tap) {
             if uwarp_notes::lacks_root("a network namespace") {

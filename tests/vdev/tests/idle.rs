@@ -1,5 +1,5 @@
-//! An idle process sleeps: with ten connections on which nothing happens, few things wake it, and it still answers the first
-//! message afterwards.
+//! An idle process sleeps: with ten connections on which nothing happens, few things wake it, and it still answers the
+//! first message afterwards.
 
 use std::fs;
 use std::time::Duration;
@@ -18,8 +18,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// Octets in each direction of the exchange after the rest.
 const EXCHANGE: usize = 10_000;
 const REGION: usize = 64 + 2 * EXCHANGE;
-/// Wake-ups a second of a process whose device announces frames: keep-alive probes and their answers, a look at the device and
-/// at its link, DPDK's own threads.
+/// Wake-ups a second of a process whose device announces frames: keep-alive probes and their answers, a look at the
+/// device and at its link, DPDK's own threads.
 const FEW: u64 = 25;
 /// The same beside a device that announces nothing: about a hundred naps that grow, then one of 50 ms after the other.
 const NAPS: u64 = 40 + FEW;

@@ -1,5 +1,5 @@
-//! The worst attacks of the suite `tests/sim/tests/hostile`, against a server over a real device. The attackers send from
-//! a packet socket on the bystander's end of a veth pair. The bystander and a newcomer lose nothing, and when the
+//! The worst attacks of the suite `tests/sim/tests/hostile`, against a server over a real device. The attackers send
+//! from a packet socket on the bystander's end of a veth pair. The bystander and a newcomer lose nothing, and when the
 //! attackers have left, the server has all its buffers back.
 
 use std::net::Ipv4Addr;

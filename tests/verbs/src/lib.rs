@@ -14,7 +14,8 @@ use uwarp_netns::Namespace;
 
 /// How long a program may take. Hung programs are killed, and fail their test.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The address of all programs on the switch. The namespace's own network has it, too, as programs expect that use both.
+/// The address of all programs on the switch. The namespace's own network has it, too, as programs expect that use
+/// both.
 pub const ADDRESS: &str = "10.9.0.1";
 /// The same of IPv6.
 pub const ADDRESS6: &str = "fd00:9::1";
@@ -159,9 +160,9 @@ impl Host {
         Self::with_user(purpose, is_a_user(NOBODY).then_some(NOBODY))
     }
 
-    /// A host whose programs reach other hosts by an interface, which it finds in its namespace. They have these addresses, and
-    /// the namespace's own network has none: its kernel would answer, too.
-    /// `more` are further arguments of the switch.
+    /// A host whose programs reach other hosts by an interface, which it finds in its namespace. They have these
+    /// addresses, and the namespace's own network has none: its kernel would answer, too. `more` are further arguments
+    /// of the switch.
     pub fn with_uplink(namespace: Namespace, interface: &str, addresses: [&str; 2], more: &[&str]) -> Host {
         let uplink = format!("af-packet,interface={interface}");
         let directory = tempfile::tempdir().expect("a directory");
@@ -281,8 +282,8 @@ impl Host {
         })
     }
 
-    /// Starts a program in a container: it shares nothing with the host but the files, the switch's socket among them. Namespaces
-    /// of its own are those of mounts, processes and `network`.
+    /// Starts a program in a container: it shares nothing with the host but the files, the switch's socket among them.
+    /// Namespaces of its own are those of mounts, processes and `network`.
     pub fn start_contained(&self, network: &Namespace, words: &[&str]) -> Running {
         let mut command = network.command("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]).args(words);
@@ -380,7 +381,8 @@ fn start_switch(namespace: &Namespace, user: Option<u32>, socket: &Path, argumen
 /// `nobody`; there is no other user on every machine.
 const NOBODY: u32 = 65534;
 
-/// Whether a process here may become this user. In a user namespace that an ordinary user has made, everybody is that user.
+/// Whether a process here may become this user. In a user namespace that an ordinary user has made, everybody is that
+/// user.
 fn is_a_user(number: u32) -> bool {
     let ranges = std::fs::read_to_string("/proc/self/uid_map").expect("a kernel with user namespaces");
     ranges.lines().any(|line| {

@@ -11,8 +11,8 @@ use uwarp_verbs_tests::{ADDRESS, Ended, Host, Running};
 
 /// The release that the list is about.
 const RELEASE: &str = "1.19.";
-/// Without these, libiscsi 1.19 crashes now and then over any RDMA library: over iSER it takes new memory to be zero, and
-/// gives its cache of blocks of one size some that are smaller. Both were mended later.
+/// Without these, libiscsi 1.19 crashes now and then over any RDMA library: over iSER it takes new memory to be zero,
+/// and gives its cache of blocks of one size some that are smaller. Both were mended later.
 const VARIABLES: [(&str, &str); 2] = [("MALLOC_PERTURB_", "255"), ("LIBISCSI_CACHE_ALLOCATIONS", "0")];
 /// Initiators that the target lets in; over iSER it wants to know their names.
 const INITIATORS: [&str; 4] = [
@@ -22,7 +22,8 @@ const INITIATORS: [&str; 4] = [
     "iqn.2026-01.example:chunks",
 ];
 
-/// How long a program of libiscsi's may take. Some suites send a thousand commands, each when the one before is answered.
+/// How long a program of libiscsi's may take. Some suites send a thousand commands, each when the one before is
+/// answered.
 const LIMIT: Duration = Duration::from_secs(240);
 /// What libiscsi says over iSER if nothing completes for a second, such as on a machine that has other things to do.
 const TOO_SLOW: &str = "revents is not POLLIN";

@@ -51,8 +51,8 @@ fn ucmatose_rdma_client_and_cmtime_connect() {
     // Its server runs until it is ended.
     let _server = host.serve(&["cmtime", "-b", ADDRESS, "-c", "50"]);
     let client = host.run(&["cmtime", "-s", ADDRESS, "-c", "50"]);
-    // That of rdma-core 56 makes and moves its queue pairs itself. In the end it asks for connections without any, which iWARP
-    // does not have, whatever the device.
+    // That of rdma-core 56 makes and moves its queue pairs itself. In the end it asks for connections without any,
+    // which iWARP does not have, whatever the device.
     if client.output.contains("test - no QPs") {
         let is_connected = client.output.contains("qp_conn                50");
         assert!(is_connected && client.output.contains("rdma_connect: Invalid argument"), "{}", client.output);

@@ -1,4 +1,5 @@
-//! The tests of pyverbs, rdma-core's own, against the library: what passes, what they skip, and what is left out is a list.
+//! The tests of pyverbs, rdma-core's own, against the library: what passes, what they skip, and what is left out is a
+//! list.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -32,7 +33,8 @@ fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
     unpack_tests(host.directory());
     let wanted = listed(list);
 
-    // Nothing is missing in the list. Its exit status is that of no tests run, which Python 3.12 and later call a failure.
+    // Nothing is missing in the list. Its exit status is that of no tests run, which Python 3.12 and later call a
+    // failure.
     let all = host.run(&[&[PYTHON], &OPTIONS[..], &["--list-tests"]].concat());
     let is_ours = |name: &&str| MODULES.iter().any(|module| name.starts_with(&format!("tests.test_{module}.")));
     let all: Vec<&str> = all.output.lines().filter(is_ours).collect();
@@ -41,8 +43,8 @@ fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
         assert!(wanted.contains_key(name), "{name} is not in tests/verbs/pyverbs-{major}.txt");
     }
 
-    // A device of the kernel has a network interface, whose address the tests look up: in sysfs, for which this mount namespace
-    // gets a folder, or by iproute2's `rdma`, whose answer is that of such a device.
+    // A device of the kernel has a network interface, whose address the tests look up: in sysfs, for which this mount
+    // namespace gets a folder, or by iproute2's `rdma`, whose answer is that of such a device.
     let device = format!("/sys/class/infiniband/uwarp0/device/net/{INTERFACE}");
     let link = format!(r#"echo '[{{"ifname":"uwarp0","port":1,"netdev":"{INTERFACE}"}}]'"#);
     let tool = host.directory().join("rdma");
@@ -88,8 +90,8 @@ fn listed(list: &str) -> Outcomes {
     outcomes
 }
 
-/// What Python's unittest says: a line with the test's name, perhaps one with its description, and the outcome behind dots or,
-/// if the test itself has printed something, on a line of its own.
+/// What Python's unittest says: a line with the test's name, perhaps one with its description, and the outcome behind
+/// dots or, if the test itself has printed something, on a line of its own.
 fn outcomes(output: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
     let mut name = "";

@@ -1,5 +1,5 @@
-//! The crate sideway: a Rust wrapper of libibverbs and librdmacm by others, which knows nothing of uwarp. It is built here, with the
-//! C code that it brings, so this is a test of the long run.
+//! The crate sideway: a Rust wrapper of libibverbs and librdmacm by others, which knows nothing of uwarp. It is built
+//! here, with the C code that it brings, so this is a test of the long run.
 
 use std::path::Path;
 use std::process::Command;

@@ -19,8 +19,8 @@ fn qperf_measures_sends_writes_reads_and_atomics() {
     }
 }
 
-/// Four jobs at once, each a process with a connection of its own. fio has no option that gives the jobs of `numjobs` ports that
-/// differ, so each is named.
+/// Four jobs at once, each a process with a connection of its own. fio has no option that gives the jobs of `numjobs`
+/// ports that differ, so each is named.
 #[test]
 fn four_jobs_of_fio_write_read_and_send() {
     let host = Host::new("fio");

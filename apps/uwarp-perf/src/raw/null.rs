@@ -1,5 +1,6 @@
-//! The null protocol: what every octet of a Write costs, and nothing else. The sender copies, with the CRC32C in the same
-//! pass, and computes the Internet checksum. The receiver verifies both before it places. The kernels are the stack's.
+//! The null protocol: what every octet of a Write costs, and nothing else. The sender copies, with the CRC32C in the
+//! same pass, and computes the Internet checksum. The receiver verifies both before it places. The kernels are the
+//! stack's.
 
 use super::frames::{Geometry, HEADER, Header};
 use anyhow::bail;

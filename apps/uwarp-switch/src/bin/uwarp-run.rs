@@ -24,8 +24,9 @@ Examples:
     uwarp-run rping -s -v -C 3
     uwarp-run rping -c -a 127.0.0.1 -v -C 3";
 
-/// Runs a program that uses libibverbs or librdmacm on uwarp, without RDMA hardware and without root. Starts a switch if there is
-/// none; UWARP_SWITCH names another one's socket, and with UWARP_CONFIG the program has a device of its own.
+/// Runs a program that uses libibverbs or librdmacm on uwarp, without RDMA hardware and without root. Starts a switch
+/// if there is none; UWARP_SWITCH names another one's socket, and with UWARP_CONFIG the program has a device of its
+/// own.
 #[derive(Parser)]
 #[command(name = "uwarp-run", version, after_help = EXAMPLES, max_term_width = 110)]
 struct Arguments {

@@ -6,8 +6,8 @@ use uwarp_wire::address::IpAddress;
 
 use super::{ClientId, MAX_CLIENTS};
 
-/// The most connections that are remembered on account of one client. One more takes the place of the oldest that is not certain.
-/// If there is none, its peers notice its death by their keep-alive probes.
+/// The most connections that are remembered on account of one client. One more takes the place of the oldest that is
+/// not certain. If there is none, its peers notice its death by their keep-alive probes.
 const MAX_FLOWS: u32 = 4096;
 
 /// One end of a connection.
@@ -35,8 +35,9 @@ pub(super) struct Severed<T> {
 /// A connection that may not be one.
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
-    /// The acknowledgment number that opens a half-open connection. Only who receives the SYN knows it, so connections that a flood
-    /// opens from forged addresses stay half-open. `None`: a host may have reset it, and a segment of the client says that it lives.
+    /// The acknowledgment number that opens a half-open connection. Only who receives the SYN knows it, so connections
+    /// that a flood opens from forged addresses stay half-open. `None`: a host may have reset it, and a segment of the
+    /// client says that it lives.
     number: Option<u32>,
     /// Its place in [`Account::order`].
     place: u64,
@@ -138,7 +139,8 @@ impl<T: Copy> Flows<T> {
         self.confirm(by, Flow { accepted, opened }, Some(number));
     }
 
-    /// A client sends a segment that neither begins nor ends a connection: if a host seemed to reset that, it lives all the same.
+    /// A client sends a segment that neither begins nor ends a connection: if a host seemed to reset that, it lives all
+    /// the same.
     pub(super) fn sent(&mut self, by: ClientId, own: End, other: End) {
         for flow in either_way(own, other) {
             self.confirm(by, flow, None);
@@ -154,7 +156,8 @@ impl<T: Copy> Flows<T> {
         }
     }
 
-    /// A host resets a client's connection, but anybody may have sent that in its name. True if the connection becomes doubtful.
+    /// A host resets a client's connection, but anybody may have sent that in its name. True if the connection becomes
+    /// doubtful.
     pub(super) fn may_have_ended(&mut self, by: ClientId, own: End, other: End) -> bool {
         let is_certain = |flow: &Flow| self.all.get(&(*flow, by)).is_some_and(|known| known.doubt.is_none());
         let Some(flow) = either_way(own, other).into_iter().find(is_certain) else { return false };

@@ -64,8 +64,8 @@ fn word(octets: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([octets[at], octets[at + 1]])
 }
 
-/// The length of the TCP header of a segment over IPv4 without options, in a frame of `length` octets; `None` if it is not such a
-/// segment. EtherType, version and addresses are for the caller to compare.
+/// The length of the TCP header of a segment over IPv4 without options, in a frame of `length` octets; `None` if it is
+/// not such a segment. EtherType, version and addresses are for the caller to compare.
 #[inline(always)]
 pub(super) fn usual(start: &[u8; USUAL], length: usize) -> Option<u8> {
     let total = usize::from(word(start, 16));

@@ -9,8 +9,8 @@ use std::ops::RangeInclusive;
 
 use super::ClientId;
 
-/// The most clients: DPDK has 32 ports in a process, and two are left for an uplink and for a client's successor, which may
-/// come before the device of its predecessor is closed.
+/// The most clients: DPDK has 32 ports in a process, and two are left for an uplink and for a client's successor, which
+/// may come before the device of its predecessor is closed.
 pub const MAX_CLIENTS: usize = 30;
 /// Ports of one block.
 pub const BLOCK: u16 = 1024;
@@ -47,8 +47,8 @@ struct Holding {
 pub struct PortTable {
     owners: Box<[u8; 1 << 16]>,
     holdings: [Option<Holding>; MAX_CLIENTS],
-    /// Where the search for a block begins. A new client does not get its predecessor's ports, to which segments may be on
-    /// their way.
+    /// Where the search for a block begins. A new client does not get its predecessor's ports, to which segments may be
+    /// on their way.
     next_block: usize,
 }
 

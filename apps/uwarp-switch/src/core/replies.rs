@@ -72,9 +72,9 @@ impl Reply {
         self.segment(&path, &header)
     }
 
-    /// Asks `to`, which is at this hardware address, whether it still has a connection with `gone`. A SYN
-    /// is answered with an acknowledgment whatever its number (RFC 5961 §4.2); that meets a port without an owner, and gets
-    /// the reset which fits.
+    /// Asks `to`, which is at this hardware address, whether it still has a connection with `gone`. A SYN is answered
+    /// with an acknowledgment whatever its number (RFC 5961 §4.2); that meets a port without an owner, and gets the
+    /// reset which fits.
     pub(super) fn probe(&mut self, mac: [u8; 6], at: [u8; 6], gone: End, to: End) -> bool {
         let mut header = TcpHeader::new(TcpFlags::SYN);
         (header.source_port, header.destination_port) = (gone.port, to.port);
@@ -130,7 +130,8 @@ impl Reply {
         self.written(length)
     }
 
-    /// Tells all stations that this one has an address: an ARP announcement, or an advertisement that nobody has asked for.
+    /// Tells all stations that this one has an address: an ARP announcement, or an advertisement that nobody has asked
+    /// for.
     pub(super) fn announce(&mut self, mac: [u8; 6], address: IpAddress) -> bool {
         match (address.to_ipv4(), address.to_ipv6()) {
             (Some(address), _) => self.packet(&ArpPacket::announcement(EthernetAddress(mac), address), None),

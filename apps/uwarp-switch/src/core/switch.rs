@@ -35,7 +35,8 @@ pub enum DropReason {
     Unsupported,
     /// Its source is another's hardware address.
     SourceMac,
-    /// A client's: its source is none of the shared addresses. From the uplink: its source is one of them, or no host's.
+    /// A client's: its source is none of the shared addresses. From the uplink: its source is one of them, or no
+    /// host's.
     SourceAddress,
     /// Its source is a port that the client does not own.
     SourcePort,
@@ -113,8 +114,8 @@ impl Counters {
 /// What becomes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes to this client. Its hardware addresses are rewritten; `ip_len` and `tcp_len` are the lengths of its IP and
-    /// TCP headers, 0 and 0 if it is not TCP.
+    /// It goes to this client. Its hardware addresses are rewritten; `ip_len` and `tcp_len` are the lengths of its IP
+    /// and TCP headers, 0 and 0 if it is not TCP.
     Forward {
         /// Who gets it.
         to: ClientId,
@@ -144,7 +145,8 @@ pub struct Probe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignAddress(pub IpAddr);
 
-/// The last IPv4 segment of a client that went on: while nothing changes, the next one of the same flow goes the same way.
+/// The last IPv4 segment of a client that went on: while nothing changes, the next one of the same flow goes the same
+/// way.
 #[derive(Clone, Copy, Debug)]
 struct LastFlow {
     key: FlowOctets,
@@ -153,8 +155,9 @@ struct LastFlow {
     onward: [u8; 12],
 }
 
-/// The octets that are alike in all usual segments of a flow, in words: that takes the fewest instructions to compare. They are both
-/// hardware addresses, EtherType, version, length and service class of the IP header; both addresses; both ports.
+/// The octets that are alike in all usual segments of a flow, in words: that takes the fewest instructions to compare.
+/// They are both hardware addresses, EtherType, version, length and service class of the IP header; both addresses;
+/// both ports.
 type FlowOctets = (u128, u64, u32);
 
 #[inline(always)]
@@ -356,8 +359,8 @@ impl Switch {
         Verdict::Forward { to, ip_len: segment.ip_len, tcp_len: segment.tcp_len }
     }
 
-    /// The hardware addresses with which a frame goes on. Clients see the switch in place of each other, and other hosts as they
-    /// are; other hosts see the uplink in place of clients.
+    /// The hardware addresses with which a frame goes on. Clients see the switch in place of each other, and other
+    /// hosts as they are; other hosts see the uplink in place of clients.
     #[inline]
     fn onward(&self, from: ClientId, to: ClientId, octets: &[u8]) -> [u8; 12] {
         let mut addresses = [0; 12];

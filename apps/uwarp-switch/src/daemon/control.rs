@@ -140,7 +140,8 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for something to do: whether somebody connects, and the connections that have something to say or are over.
+    /// Waits for something to do: whether somebody connects, and the connections that have something to say or are
+    /// over.
     fn wait(&self) -> anyhow::Result<(bool, Vec<usize>)> {
         let tick = Timespec::try_from(TICK).context("a quarter of a second")?;
         let mut wanted = vec![PollFd::new(&self.listener, PollFlags::IN)];

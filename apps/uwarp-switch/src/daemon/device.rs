@@ -106,7 +106,8 @@ fn cut(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A copy of one of this process's descriptors, which DPDK may close meanwhile, and its path, if it is a socket with one.
+/// A copy of one of this process's descriptors, which DPDK may close meanwhile, and its path, if it is a socket with
+/// one.
 pub(super) fn socket_of(number: i32) -> Option<(OwnedFd, PathBuf)> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).ok()?;
     let descriptor = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok()?;

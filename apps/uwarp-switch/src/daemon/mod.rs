@@ -1,7 +1,7 @@
 //! The daemon: devices, the control socket, and who may connect.
 //!
-//! Two threads: the *pump* moves frames and owns the tables ([`crate::forward`]); the control thread serves the socket, and
-//! opens and closes devices, which takes milliseconds.
+//! Two threads: the *pump* moves frames and owns the tables ([`crate::forward`]); the control thread serves the socket,
+//! and opens and closes devices, which takes milliseconds.
 
 mod addresses;
 mod control;

@@ -13,12 +13,14 @@ use super::pump::View;
 pub(super) const BUFFERS: u32 = 2048;
 /// Descriptors of the receive ring.
 const RECEIVE: u16 = 512;
-/// Descriptors of the transmit ring: it holds buffers of clients until the device has sent them, and must not hold all of one.
+/// Descriptors of the transmit ring: it holds buffers of clients until the device has sent them, and must not hold all
+/// of one.
 const TRANSMIT: u16 = (super::device::BUFFERS / 2) as u16;
 /// How long a device that connects waits for its other end.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Reads a device as the command line names it: its kind, and settings as in the `[device]` table of a configuration file.
+/// Reads a device as the command line names it: its kind, and settings as in the `[device]` table of a configuration
+/// file.
 ///
 /// # Errors
 /// What is wrong with it.

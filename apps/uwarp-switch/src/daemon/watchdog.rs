@@ -1,5 +1,5 @@
-//! Looks after the thread of DPDK that serves the devices' sockets. It waits for the rest of a message, and for room for an
-//! answer, as long as a client likes, and serves nobody meanwhile.
+//! Looks after the thread of DPDK that serves the devices' sockets. It waits for the rest of a message, and for room
+//! for an answer, as long as a client likes, and serves nobody meanwhile.
 
 use std::fs;
 use std::os::fd::OwnedFd;

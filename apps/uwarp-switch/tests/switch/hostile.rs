@@ -1,5 +1,5 @@
-//! A hostile program beside two honest ones on one switch. Of the attacks in `tests/sim/tests/hostile` these are the worst: one for
-//! each thing that all connections of a server share.
+//! A hostile program beside two honest ones on one switch. Of the attacks in `tests/sim/tests/hostile` these are the
+//! worst: one for each thing that all connections of a server share.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -199,8 +199,8 @@ fn answer_one(context: &Context, request: ConnectRequest) {
     assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "the client does not end");
 }
 
-/// An honest connection before the attack and one that begins amid it, from a program that joins then: both carry all that they
-/// are to carry.
+/// An honest connection before the attack and one that begins amid it, from a program that joins then: both carry all
+/// that they are to carry.
 fn run(name: &str, attack: Attack) {
     if is_peer() {
         return;

@@ -61,8 +61,8 @@ impl Device {
     }
 }
 
-/// Has DPDK accept connections to a vhost socket at once. Before version 24.11 the thread that does so sees a new socket only
-/// when it wakes next, up to a second later, and the first peer waits as long.
+/// Has DPDK accept connections to a vhost socket at once. Before version 24.11 the thread that does so sees a new
+/// socket only when it wakes next, up to a second later, and the first peer waits as long.
 pub(super) fn wake_vhost(socket: &Path) {
     let mut path = socket.as_os_str().to_owned();
     path.push(format!(".{}", std::process::id()));
@@ -202,8 +202,8 @@ pub(super) fn configure(
         | pick(options.queues > 1, sys::UWARP_ETH_RX_RSS_HASH)
         | sys::UWARP_ETH_RX_SCATTER)
         & limits.rx_offload_capa;
-    // The tap driver has no hardware to leave work to. Since DPDK 23.11 it cuts the headers off a frame whose checksum it
-    // computes, although the stack still holds the frame to send it again
+    // The tap driver has no hardware to leave work to. Since DPDK 23.11 it cuts the headers off a frame whose checksum
+    // it computes, although the stack still holds the frame to send it again
     // (https://github.com/DPDK/dpdk/commit/81890dbb91d1a0cdeef097ab653fa00de5f230b7). And it refuses to cut segments of
     // full size, because it compares the whole frame with the MTU.
     let is_tap = plan.tells_mtu.is_some();

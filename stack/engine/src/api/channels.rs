@@ -20,7 +20,8 @@ pub struct EngineChannels {
     pub ports: Arc<ReservedPorts>,
     /// Doorbells of this engine, one a queue pair number.
     pub doorbells: Arc<Doorbells>,
-    /// Commands from applications. Each is announced by [`Doorbells::ring_mailbox`](uwarp_ring::Doorbells::ring_mailbox).
+    /// Commands from applications. Each is announced by
+    /// [`Doorbells::ring_mailbox`](uwarp_ring::Doorbells::ring_mailbox).
     pub commands: Receiver<Command>,
     /// Receives asynchronous events.
     pub events: EventSink<AsyncEvent>,

@@ -43,8 +43,8 @@ pub enum Command {
         /// The queue.
         queue: CompletionQueueId,
     },
-    /// Gives the engine another lane of a completion queue in place of the one that it has. What was pushed into that one is
-    /// older; the engine drops its end.
+    /// Gives the engine another lane of a completion queue in place of the one that it has. What was pushed into that
+    /// one is older; the engine drops its end.
     ReplaceLane {
         /// The queue.
         queue: CompletionQueueId,
@@ -53,23 +53,22 @@ pub enum Command {
     },
     /// Binds a queue pair to this engine. It starts idle; posted receives may lie in its ring already.
     CreateQueuePair(Box<QueuePairSetup>),
-    /// Destroys a queue pair and drops its rings. Elements that had no completion yet get none, and completions that found no
-    /// room are dropped; what TCP has of its stream
-    /// goes out, with FIN behind it, and data that still come then are answered with a reset, but not before the peer of a
-    /// fault has had the time to read the Terminate.
+    /// Destroys a queue pair and drops its rings. Elements that had no completion yet get none, and completions that
+    /// found no room are dropped; what TCP has of its stream goes out, with FIN behind it, and data that still come
+    /// then are answered with a reset, but not before the peer of a fault has had the time to read the Terminate.
     DestroyQueuePair {
         /// Its number.
         queue_pair: u32,
         /// Receives a message when the engine has removed it.
         done: Option<Sender<()>>,
     },
-    /// Takes a queue pair away at once: nothing of it completes any more, and completions that have no room in their lanes yet
-    /// are dropped. Its connection is reset, or closed if the peer has acknowledged all that was sent.
+    /// Takes a queue pair away at once: nothing of it completes any more, and completions that have no room in their
+    /// lanes yet are dropped. Its connection is reset, or closed if the peer has acknowledged all that was sent.
     AbandonQueuePair {
         /// Its number.
         queue_pair: u32,
-        /// Its rings, with what was posted; `None` if the engine does not know it. The answer comes when the device has the
-        /// last frames, so a process that waits for it may end at once.
+        /// Its rings, with what was posted; `None` if the engine does not know it. The answer comes when the device has
+        /// the last frames, so a process that waits for it may end at once.
         reply: Sender<Option<Abandoned>>,
     },
     /// Starts an active open for an idle queue pair. The outcome is a [`ConnectionEvent`].
@@ -347,8 +346,8 @@ pub struct ConnectParameters {
     pub local_port: Option<u16>,
     /// Options of the start-up.
     pub options: StartupOptions,
-    /// Wishes about a second attempt, on a new TCP connection, if the peer ends the first before its Reply. Its time limit
-    /// counts anew.
+    /// Wishes about a second attempt, on a new TCP connection, if the peer ends the first before its Reply. Its time
+    /// limit counts anew.
     pub retry: Option<Box<StartupOptions>>,
 }
 

@@ -47,8 +47,8 @@ pub enum Status {
     /// The peer sent something unacceptable: a bad CRC, header or message number.
     PeerProtocol = 6,
     /// Not executed as far as is known: the queue pair left the ready state before, for instance because its connection
-    /// ended or was lost. The event of that end has the reason. The memory of a receive or a Read may hold a part of the
-    /// data; its contents are indeterminate (RFC 5040 §3.1).
+    /// ended or was lost. The event of that end has the reason. The memory of a receive or a Read may hold a part of
+    /// the data; its contents are indeterminate (RFC 5040 §3.1).
     Flushed = 7,
     /// The completion queue overflowed.
     CompletionQueueOverflow = 9,
@@ -136,8 +136,8 @@ impl Completion {
         self.flags.contains(CompletionFlags::IMMEDIATE).then_some(self.immediate)
     }
 
-    /// The same as a number of 32 bits, as programs written for verbs have it: the last four octets. The others are 0 if the
-    /// peer is such a program.
+    /// The same as a number of 32 bits, as programs written for verbs have it: the last four octets. The others are 0
+    /// if the peer is such a program.
     pub fn immediate_data_32(&self) -> Option<u32> {
         self.immediate_data().map(|data| data as u32)
     }

@@ -12,8 +12,8 @@ pub struct EngineConfig {
     pub index: u16,
     /// Own addresses, at least one, IPv4 or IPv6. A link-local address is added if there are IPv6 addresses.
     pub addresses: Vec<InterfaceAddress>,
-    /// Frames to an own address stay in the engine. Without, they leave by the port: other processes have the same addresses, and
-    /// what is behind the port tells them apart.
+    /// Frames to an own address stay in the engine. Without, they leave by the port: other processes have the same
+    /// addresses, and what is behind the port tells them apart.
     pub loop_back: bool,
     /// Next hop for IPv4 addresses outside of all prefixes.
     pub gateway: Option<Ipv4Addr>,

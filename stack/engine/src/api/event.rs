@@ -230,8 +230,8 @@ pub enum AsyncEvent {
         /// The queue pair.
         queue_pair: u32,
     },
-    /// A queue pair takes no more receives from its shared receive queue: its connection is over, and all that it took have
-    /// completed. It comes once.
+    /// A queue pair takes no more receives from its shared receive queue: its connection is over, and all that it took
+    /// have completed. It comes once.
     LastReceiveReached {
         /// The queue.
         queue: SharedReceiveQueueId,
@@ -293,8 +293,8 @@ impl Watcher {
     }
 }
 
-/// Which event channel a listener or queue pair is attached to, if any. The application changes it while the engine looks, so
-/// it has a lock; only events of connections take it.
+/// Which event channel a listener or queue pair is attached to, if any. The application changes it while the engine
+/// looks, so it has a lock; only events of connections take it.
 #[derive(Debug, Clone, Default)]
 pub struct Watch(Arc<Mutex<Option<Watcher>>>);
 

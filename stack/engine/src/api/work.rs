@@ -48,8 +48,8 @@ pub struct Sge {
 }
 
 impl Sge {
-    /// An entry that nobody has checked. If it is not in a region with the right that the operation needs, the engine finds
-    /// that when it gets there, and ends the connection with [`Status::LocalProtection`].
+    /// An entry that nobody has checked. If it is not in a region with the right that the operation needs, the engine
+    /// finds that when it gets there, and ends the connection with [`Status::LocalProtection`].
     pub const fn raw(stag: u32, offset: u64, length: u32) -> Sge {
         Sge { stag, length, offset }
     }
@@ -77,10 +77,10 @@ pub enum SendOpcode {
     LocalInvalidate = 6,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
     Read = 7,
-    /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`], and behind them
-    /// [`AtomicOperands::sink_octets`] if the former value goes to memory.
+    /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`], and behind
+    /// them [`AtomicOperands::sink_octets`] if the former value goes to memory.
     FetchAdd = 8,
-    /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Its inline data are as those of [`SendOpcode::FetchAdd`].
+    /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Inline data as for [`SendOpcode::FetchAdd`].
     CompareSwap = 9,
     /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
     /// Response.

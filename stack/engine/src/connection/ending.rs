@@ -150,8 +150,9 @@ impl<B: Buffer> Connections<B> {
 }
 
 impl Connection {
-    /// Whether both sides have all data, so nothing can come of the stream any more. Only TCP still waits for the acknowledgment
-    /// of our FIN: a peer that leaves at once would otherwise make the application wait for a user time-out.
+    /// Whether both sides have all data, so nothing can come of the stream any more. Only TCP still waits for the
+    /// acknowledgment of our FIN: a peer that leaves at once would otherwise make the application wait for a user
+    /// time-out.
     #[inline]
     pub(crate) fn has_told_all(&self) -> bool {
         self.queue_pair.is_some() && matches!(self.phase, Phase::Running(_)) && has_everything(self)

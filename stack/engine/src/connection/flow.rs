@@ -174,8 +174,8 @@ mod tests {
     use std::collections::HashMap;
     use std::net::{Ipv4Addr, Ipv6Addr};
 
-    /// Upper halves of IPv6 addresses with which a hash that multiplies by a public constant, whatever its seed, gives one value
-    /// for all lower halves.
+    /// Upper halves of IPv6 addresses with which a hash that multiplies by a public constant, whatever its seed, gives
+    /// one value for all lower halves.
     const COLLIDING: [u64; 2] = [0x3f53_d648_3683_af22, 0xc0ac_29b7_c97c_50dd];
 
     /// Flows to one listener from hosts of one network that choose their interface identifiers.

@@ -19,8 +19,8 @@ struct Block {
     connections: OnceLock<Box<[AtomicU32; BLOCK]>>,
 }
 
-/// The TCP ports of a context that somebody has: a listener, or an application that will use one. Engines do not choose them
-/// for active opens by themselves. Also counts the connections of each port.
+/// The TCP ports of a context that somebody has: a listener, or an application that will use one. Engines do not choose
+/// them for active opens by themselves. Also counts the connections of each port.
 pub struct ReservedPorts {
     blocks: Box<[Block; (1 << 16) / BLOCK]>,
     /// Fired, if armed, when a port's last connection has ended.

@@ -86,8 +86,8 @@ impl<T> Slab<T> {
         entry.value.as_deref_mut()
     }
 
-    /// As [`Slab::get_mut`], and a mark, which any other function that lets the entry be changed removes: who sets it knows later
-    /// that nobody else has changed the entry.
+    /// As [`Slab::get_mut`], and a mark, which any other function that lets the entry be changed removes: who sets it
+    /// knows later that nobody else has changed the entry.
     #[inline]
     pub(crate) fn get_marked(&mut self, index: u32) -> Option<(&mut T, &mut bool)> {
         let entry = self.entries.get_mut(index as usize)?;

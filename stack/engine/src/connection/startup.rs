@@ -171,7 +171,8 @@ impl<B: Buffer> Connections<B> {
         Ok(address)
     }
 
-    /// Chooses the flow of a connection to `remote`, from the own address and port that are wished for, if any, and claims it.
+    /// Chooses the flow of a connection to `remote`, from the own address and port that are wished for, if any, and
+    /// claims it.
     pub(crate) fn choose_flow<P: Port<Buffer = B>>(
         &self,
         link: &Link<P>,

@@ -49,8 +49,8 @@ pub(crate) struct Connections<B: Buffer> {
     pub(crate) records: BufferStore<Record<B>>,
     /// TCP's settings, adapted to the device's MTU.
     pub(crate) tcp_config: uwarp_tcp::Config,
-    /// Connections that a step of the turn has left to be ended behind it, since that takes more parts than the step has; with
-    /// the reason if it is the start-up that fails.
+    /// Connections that a step of the turn has left to be ended behind it, since that takes more parts than the step
+    /// has; with the reason if it is the start-up that fails.
     pub(crate) ending: Vec<(u32, Option<ConnectFailure>)>,
 }
 

@@ -214,8 +214,8 @@ struct LongWrite<'a> {
 const OFFSET_AT: usize = LENGTH_LEN + TAGGED_HEADER_LEN - size_of::<u64>();
 
 impl LongWrite<'_> {
-    /// Places the next FPDU at the head of `octets`; gives its length. `None`: it is not of this Write, its last one, or at fault, and
-    /// nothing was placed.
+    /// Places the next FPDU at the head of `octets`; gives its length. `None`: it is not of this Write, its last one,
+    /// or at fault, and nothing was placed.
     #[inline(always)]
     fn take(&self, octets: &[u8]) -> Option<usize> {
         let fpdu = octets.get(..fpdu_len(self.end - LENGTH_LEN))?;
@@ -339,7 +339,8 @@ fn is_intact(fpdu: &[u8]) -> bool {
     parts.is_some_and(|(covered, field)| kernels::crc32c(covered) == crc_from_octets(*field))
 }
 
-/// Takes an FPDU if it is faultless and part of a usual Send, or a usual Read or response. Otherwise no state has changed.
+/// Takes an FPDU if it is faultless and part of a usual Send, or a usual Read or response. Otherwise no state has
+/// changed.
 #[inline(never)]
 fn take_other(
     turn: &Turn<'_>,
@@ -360,9 +361,9 @@ fn take_other(
     Some(())
 }
 
-/// Places an FPDU if it is faultless and part of a usual Send, whose receive completes with the last one, behind own work that is
-/// done with `acknowledged` octets of our stream. Otherwise no state has changed; memory may have been written, which the general
-/// code writes once more.
+/// Places an FPDU if it is faultless and part of a usual Send, whose receive completes with the last one, behind own
+/// work that is done with `acknowledged` octets of our stream. Otherwise no state has changed; memory may have been
+/// written, which the general code writes once more.
 fn place_send(
     turn: &Turn<'_>,
     running: &mut Running,
@@ -406,7 +407,8 @@ fn place_send(
     Some(())
 }
 
-/// Places an FPDU if it is faultless and the whole response to a Read, and completes the Read. Otherwise nothing has changed.
+/// Places an FPDU if it is faultless and the whole response to a Read, and completes the Read. Otherwise nothing has
+/// changed.
 #[inline(never)]
 fn place_response(
     turn: &Turn<'_>,

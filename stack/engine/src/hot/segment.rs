@@ -40,9 +40,9 @@ fn u32_at(frame: &[u8], at: usize) -> u32 {
 }
 
 impl Predicted {
-    /// Looks at the headers of a buffer's frame, which are of the template's layout: `LINK` octets of the link's header and `IP`
-    /// of IP's, without options. `None` unless it is from the peer of the connection with this template, and intact, and TCP has
-    /// no flag but ACK and PSH, and no option but timestamps.
+    /// Looks at the headers of a buffer's frame, which are of the template's layout: `LINK` octets of the link's header
+    /// and `IP` of IP's, without options. `None` unless it is from the peer of the connection with this template, and
+    /// intact, and TCP has no flag but ACK and PSH, and no option but timestamps.
     #[inline(always)]
     pub(super) fn of<B: Buffer, const LINK: usize, const IP: usize>(
         buffer: &B,
@@ -53,7 +53,8 @@ impl Predicted {
         let plain = tcp_at + tcp::HEADER_LEN;
         let stamped = plain + TIMESTAMPS;
         let head = frame.get(..plain)?;
-        // EtherType, and version and length of the header; then for IPv4 the flags and offset of fragments, and the protocol.
+        // EtherType, and version and length of the header; then for IPv4 the flags and offset of fragments, and the
+        // protocol.
         let kind = if IP == ipv4::HEADER_LEN {
             u32_at(head, LINK - 2) & 0xffff_ff00 == 0x0800_4500 && u32_at(head, LINK + 6) & 0x3fff_00ff == 6
         } else {
@@ -98,8 +99,9 @@ impl Predicted {
         is_intact::<B, LINK, IP>(buffer, frame, end).then_some(Predicted { segment, payload: payload_at..end })
     }
 
-    /// Becomes the segment of a buffer's frame if that differs from the `first` one, which this was made of, in nothing but
-    /// sequence number, length and PSH, and is intact: then it is what [`Predicted::of`] would return. If not, nothing changes.
+    /// Becomes the segment of a buffer's frame if that differs from the `first` one, which this was made of, in nothing
+    /// but sequence number, length and PSH, and is intact: then it is what [`Predicted::of`] would return. If not,
+    /// nothing changes.
     #[inline(always)]
     pub(super) fn becomes<B: Buffer, const LINK: usize, const IP: usize>(
         &mut self,
@@ -112,8 +114,8 @@ impl Predicted {
         if head.len() < tcp_at + tcp::HEADER_LEN || buffer.segment_count() != 1 {
             return false;
         }
-        // Not the same: the packet's length, for IPv4 its number and the header's checksum, and TCP's checksum. The urgent
-        // pointer means nothing.
+        // Not the same: the packet's length, for IPv4 its number and the header's checksum, and TCP's checksum. The
+        // urgent pointer means nothing.
         let same_link_and_ip = if IP == ipv4::HEADER_LEN {
             octets::<{ PLAIN + 2 }>(first, LINK - PLAIN) == octets(head, LINK - PLAIN)
                 && (LINK == PLAIN || octets::<4>(first, 0) == octets(head, 0))

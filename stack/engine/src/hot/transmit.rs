@@ -36,8 +36,8 @@ const SEVERAL: u8 = 1;
 /// or a response to a Read.
 const RESPONSE: u8 = 2;
 
-/// A connection whose next message is its own work, or a response, and whose FPDUs are records of TCP right away, and leave if there
-/// is room.
+/// A connection whose next message is its own work, or a response, and whose FPDUs are records of TCP right away, and
+/// leave if there is room.
 #[inline(always)]
 fn is_usual(connection: &Connection) -> bool {
     let Phase::Running(running) = &connection.phase else { return false };
@@ -163,8 +163,8 @@ fn build_request(
     Some(Fpdu::begin(room, cut.header_len, 0, running.crc).end())
 }
 
-/// Builds the next response if it is to a Read and one FPDU of at most `limit` octets; returns its length and its payload's. If it
-/// is a longer one, or its memory is refused, it is the message in transmission now.
+/// Builds the next response if it is to a Read and one FPDU of at most `limit` octets; returns its length and its
+/// payload's. If it is a longer one, or its memory is refused, it is the message in transmission now.
 #[inline(never)]
 fn build_response(
     turn: &Turn<'_>,
@@ -214,7 +214,8 @@ struct Sent {
     sum: u32,
 }
 
-/// Hands TCP a record of `payload`, which leaves at once, and writes the headers of its segment to the end of `headroom`.
+/// Hands TCP a record of `payload`, which leaves at once, and writes the headers of its segment to the end of
+/// `headroom`.
 #[inline(always)]
 fn send_at_once(
     connection: &mut Connection,
@@ -297,9 +298,9 @@ impl<P: Port> Serving<'_, P> {
         None
     }
 
-    /// Serves a connection whose posted Send or Write of one entry fits into one segment that may leave now. False: the other short
-    /// ways, or the general code, have to serve it. If there are FPDUs in `begun` then, what they carry is used up, and the general
-    /// code goes on with that record.
+    /// Serves a connection whose posted Send or Write of one entry fits into one segment that may leave now. False: the
+    /// other short ways, or the general code, have to serve it. If there are FPDUs in `begun` then, what they carry is
+    /// used up, and the general code goes on with that record.
     #[inline(always)]
     pub(crate) fn serve_lone(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
         self.serve_short::<LONE>(turn, index, begun)
@@ -435,9 +436,9 @@ impl<P: Port> Serving<'_, P> {
 }
 
 impl<P: Port> Link<P> {
-    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before, if
-    /// this one may differ from it in sequence number, length and flags alone; it becomes those of this segment if more
-    /// follow (`goes_on`).
+    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before,
+    /// if this one may differ from it in sequence number, length and flags alone; it becomes those of this segment if
+    /// more follow (`goes_on`).
     #[inline]
     pub(crate) fn emit_fresh(
         &mut self,

@@ -164,9 +164,9 @@ pub trait Port {
     fn transmit_free(&self) -> usize {
         self.pool_levels().transmit_free as usize
     }
-    /// Has the device announce frames, for a thread that is about to sleep: from now on one of [`Port::wakeup_descriptors`]
-    /// becomes readable when a frame arrives. What came before is not announced, so the caller looks once more. False if the
-    /// device cannot do so, or not now.
+    /// Has the device announce frames, for a thread that is about to sleep: from now on one of
+    /// [`Port::wakeup_descriptors`] becomes readable when a frame arrives. What came before is not announced, so the
+    /// caller looks once more. False if the device cannot do so, or not now.
     fn enable_wakeups(&mut self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
 //! Headers of a connection's segments, written from a template: what never changes is copied, with its checksum known.
 //!
 //! [`uwarp_wire::frame::prepend_tcp`] writes any header and is what this is tested against; the template knows the two
-//! shapes of a segment in an open connection: with the timestamp option alone, and without options. It knows them for both versions
-//! of IP, with and without a VLAN tag: four layouts, each with its offsets known when it is compiled.
+//! shapes of a segment in an open connection: with the timestamp option alone, and without options. It knows them for
+//! both versions of IP, with and without a VLAN tag: four layouts, each with its offsets known when it is compiled.
 
 use uwarp_tcp::UsualSegment;
 use uwarp_wire::checksum::{fold_wide, pseudo_header};
@@ -131,9 +131,9 @@ impl Template {
         self.layout
     }
 
-    /// Whether the headers of a received frame of this layout, without IP options, are of an answer: they have our hardware
-    /// address, VLAN, IP address and port as the destination and the peer's address and port as the source. The sender's
-    /// hardware address may be any.
+    /// Whether the headers of a received frame of this layout, without IP options, are of an answer: they have our
+    /// hardware address, VLAN, IP address and port as the destination and the peer's address and port as the source.
+    /// The sender's hardware address may be any.
     #[inline(always)]
     pub(crate) fn is_answered_by<const LINK: usize, const IP: usize>(&self, head: &[u8]) -> bool {
         let Some(head) = head.get(..LINK + IP + 4) else { return false };
@@ -201,7 +201,8 @@ impl Template {
         self.prepend_other(headroom, *segment, payload_sum)
     }
 
-    /// The pattern for segments behind this one, whose headers of so many octets [`Template::prepend_usual`] has written.
+    /// The pattern for segments behind this one, whose headers of so many octets [`Template::prepend_usual`] has
+    /// written.
     #[inline]
     pub(crate) fn pattern(&self, headroom: &[u8], headers: usize, segment: &UsualSegment) -> Option<Pattern> {
         let tcp_len = tcp::HEADER_LEN + if segment.timestamps.is_some() { TIMESTAMPS } else { 0 };

@@ -218,8 +218,8 @@ impl<P: Port> Link<P> {
         }
     }
 
-    /// Sends a frame that `write` writes, apart from TCP; gives whether it was sent. Nobody waits for such a frame: without room or
-    /// a buffer it is dropped.
+    /// Sends a frame that `write` writes, apart from TCP; gives whether it was sent. Nobody waits for such a frame:
+    /// without room or a buffer it is dropped.
     pub(crate) fn send_aside(
         &mut self,
         counters: &mut Counters,

@@ -53,7 +53,8 @@ pub(crate) enum Check {
 }
 
 impl Addresses {
-    /// The configured addresses, and a link-local one if there are IPv6 addresses but none of that kind (RFC 4291 §2.8).
+    /// The configured addresses, and a link-local one if there are IPv6 addresses but none of that kind (RFC 4291
+    /// §2.8).
     pub(crate) fn new(config: &EngineConfig, mac: [u8; 6], random: &mut fastrand::Rng) -> Result<Self, &'static str> {
         let mut given = config.addresses.clone();
         let is_link_local = |given: &InterfaceAddress| IpAddress::from(given.address).is_link_local();

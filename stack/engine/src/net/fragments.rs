@@ -225,8 +225,8 @@ mod tests {
     use super::*;
     use uwarp_wire::tcp::SeqNumber;
 
-    /// Every piece says of urgent data what the segment said: its end is at the same sequence number, or is told no more by what
-    /// lies behind it.
+    /// Every piece says of urgent data what the segment said: its end is at the same sequence number, or is told no
+    /// more by what lies behind it.
     #[test]
     fn pieces_say_what_the_segment_did() {
         let all = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::PSH | TcpFlags::URG | TcpFlags::ACK;

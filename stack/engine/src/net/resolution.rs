@@ -12,7 +12,8 @@ use crate::net::Net;
 use crate::net::neighbours::Resolution;
 
 impl Net {
-    /// Repeats solicitations, gives up hosts that do not answer, and continues with connections whose next hop is known.
+    /// Repeats solicitations, gives up hosts that do not answer, and continues with connections whose next hop is
+    /// known.
     pub(crate) fn run_neighbours<P: Port>(
         &mut self,
         link: &mut Link<P>,
@@ -124,8 +125,8 @@ impl Net {
         }
     }
 
-    /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open connections go on
-    /// asking until TCP gives up.
+    /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open
+    /// connections go on asking until TCP gives up.
     #[cold]
     fn on_unreachable<B: Buffer>(
         &mut self,

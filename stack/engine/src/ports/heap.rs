@@ -30,7 +30,8 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
     }
 }
 
-/// A fixed number of buffers of one size. Those that were freed before are used first, which are likely still in the caches.
+/// A fixed number of buffers of one size. Those that were freed before are used first, which are likely still in the
+/// caches.
 #[derive(Debug)]
 pub struct HeapPool {
     /// Buffers that were freed.

@@ -14,8 +14,8 @@ use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Outgoing, Source};
 
 impl<P: Port> Sending<'_, P> {
-    /// Builds FPDUs of the message being cut that fill a segment each, and hands them to TCP, up to the last but one: what
-    /// [`Sending::pull`] does with them one by one. `limits`: frames and octets that may still be built.
+    /// Builds FPDUs of the message being cut that fill a segment each, and hands them to TCP, up to the last but one:
+    /// what [`Sending::pull`] does with them one by one. `limits`: frames and octets that may still be built.
     #[inline]
     pub(super) fn cut_long(&mut self, limit: u16, (budget, space): (&mut u32, &mut usize)) -> Result<(), AccessError> {
         let segment = self.connection.tcp.effective_mss() as usize;

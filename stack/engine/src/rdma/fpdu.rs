@@ -10,8 +10,8 @@ use crate::api::work::Sge;
 /// costs less than three. Longer payload is copied and summed up in one pass.
 pub(crate) const SHORT: usize = 256;
 
-/// Builds an FPDU of DDP's and RDMAP's headers and the octets of `entry`, at most [`SHORT`]; gives its length. `None`: it does not
-/// fit, or the memory is refused.
+/// Builds an FPDU of DDP's and RDMAP's headers and the octets of `entry`, at most [`SHORT`]; gives its length. `None`:
+/// it does not fit, or the memory is refused.
 #[inline(always)]
 pub(crate) fn build_short<const HEADER: usize>(
     turn: &Turn<'_>,

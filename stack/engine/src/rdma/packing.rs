@@ -1,8 +1,9 @@
 //! The record that FPDUs are built into, one behind another, until it is handed to TCP.
 //!
 //! FPDUs that are posted together so share segments, as far as they fit whole (RFC 5044 §5.1), with those of TCP's last
-//! record too, if nothing of it was sent. One that is posted alone still leaves at once. If the path shrinks, a record that
-//! waits is cut where the new segments end, as a single FPDU that has become too long is; those built afterwards fit again.
+//! record too, if nothing of it was sent. One that is posted alone still leaves at once. If the path shrinks, a record
+//! that waits is cut where the new segments end, as a single FPDU that has become too long is; those built afterwards
+//! fit again.
 
 use uwarp_memory::{Turn, kernels};
 use uwarp_tcp::{BufferToken, Instant};
@@ -76,8 +77,8 @@ impl<B: Buffer> Open<B> {
         Open { place: Place::New(buffer), length, pushed: 0 }
     }
 
-    /// TCP's last record, if nothing of it was sent and it holds FPDUs. Markers would have to be counted from the beginning
-    /// of each.
+    /// TCP's last record, if nothing of it was sent and it holds FPDUs. Markers would have to be counted from the
+    /// beginning of each.
     #[inline]
     pub(super) fn tail(running: &Running, tcp: &uwarp_tcp::Connection) -> Option<Open<B>> {
         let (token, length) = tcp.unsent_tail()?;

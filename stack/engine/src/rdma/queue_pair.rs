@@ -1,8 +1,8 @@
 //! A queue pair as the engine has it: the two rings and how far they are worked off.
 //!
 //! The rings are themselves the lists of outstanding work. The send queue has three cursors: everything before `head`
-//! has completed and is released; elements from `head` to `begun` have been turned into segments, or into a Read Request
-//! whose response is awaited; the element at `begun` is being cut or comes next.
+//! has completed and is released; elements from `head` to `begun` have been turned into segments, or into a Read
+//! Request whose response is awaited; the element at `begun` is being cut or comes next.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -72,7 +72,8 @@ impl QueuePair {
         self.membership.is_shared()
     }
 
-    /// Reports what became of the connection: each attempt has one outcome, and each connection in full operation one end.
+    /// Reports what became of the connection: each attempt has one outcome, and each connection in full operation one
+    /// end.
     pub(crate) fn tell(&mut self, event: ConnectionEvent) {
         self.reports.was_established = matches!(event, ConnectionEvent::Established(_));
         let watch = self.reports.watch.lock();

@@ -421,7 +421,8 @@ fn scatter(turn: &Turn<'_>, queue_pair: &mut QueuePair, message_offset: u32, pay
     })
 }
 
-/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet order.
+/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet
+/// order.
 fn deliver_original(turn: &Turn<'_>, queue_pair: &mut QueuePair, original: u64) -> Result<(), AccessError> {
     match queue_pair.send.take_sink() {
         Some(sink) => {

@@ -300,8 +300,8 @@ fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize
     insert_markers(room, length, pushed - running.transmit_start, crc)
 }
 
-/// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit into `segment`
-/// octets. Gives the length of what is in `room`.
+/// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit into
+/// `segment` octets. Gives the length of what is in `room`.
 #[cold]
 fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: usize) -> usize {
     let Some(tail) = running.outgoing.as_ref().and_then(|outgoing| outgoing.tail) else { return length };

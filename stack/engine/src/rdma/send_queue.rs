@@ -72,8 +72,8 @@ impl SendQueue {
         self.current.is_some()
     }
 
-    /// Whether nothing is outstanding. It looks at the ring, which nobody has done if TCP wanted nothing. What is posted later
-    /// comes with a doorbell.
+    /// Whether nothing is outstanding. It looks at the ring, which nobody has done if TCP wanted nothing. What is
+    /// posted later comes with a doorbell.
     #[inline]
     pub(crate) fn is_idle(&mut self) -> bool {
         self.ring.known() == 0 && self.ring.available() == 0
@@ -96,8 +96,8 @@ impl SendQueue {
         self.released + self.ring.available() as u64
     }
 
-    /// As [`SendQueue::end`], when no response can come any more: only what comes before the first element not begun that
-    /// asks for one or, with `stop_at_fence`, that has a fence.
+    /// As [`SendQueue::end`], when no response can come any more: only what comes before the first element not begun
+    /// that asks for one or, with `stop_at_fence`, that has a fence.
     pub(crate) fn end_unanswered(&mut self, stop_at_fence: bool) -> u64 {
         let posted = self.ring.available();
         let mut at = self.begun;
@@ -143,8 +143,8 @@ impl SendQueue {
         }
     }
 
-    /// Whether the element that comes next is a usual one of at most `most` octets, nothing is posted behind it, and none is
-    /// being cut.
+    /// Whether the element that comes next is a usual one of at most `most` octets, nothing is posted behind it, and
+    /// none is being cut.
     #[inline(always)]
     pub(crate) fn has_lone(&mut self, most: u32) -> bool {
         self.ring.available() == self.begun + 1
@@ -194,8 +194,8 @@ impl SendQueue {
         entry_of(&self.ring, self.begun, element, index)
     }
 
-    /// The piece of registered memory that holds octets `offset .. offset + length` of the current element's message, if they
-    /// lie in the entry that the last [`SendQueue::gather`] has come to.
+    /// The piece of registered memory that holds octets `offset .. offset + length` of the current element's message,
+    /// if they lie in the entry that the last [`SendQueue::gather`] has come to.
     #[inline]
     pub(crate) fn piece(&self, offset: u32, length: u32) -> Option<Sge> {
         let current = self.current.as_ref()?;
@@ -205,8 +205,8 @@ impl SendQueue {
         is_inside.then_some(Sge { stag: entry.stag, length, offset: entry.offset.wrapping_add(u64::from(skip)) })
     }
 
-    /// The registered memory from octet `offset` of the current element's message on, up to the end of an entry: the one that the last
-    /// [`SendQueue::gather`] has come to. `None` if the octet is not in that one.
+    /// The registered memory from octet `offset` of the current element's message on, up to the end of an entry: the
+    /// one that the last [`SendQueue::gather`] has come to. `None` if the octet is not in that one.
     pub(crate) fn rest_of_entry(&self, offset: u32) -> Option<Sge> {
         let current = self.current.as_ref()?;
         let entry = entry_of(&self.ring, self.begun, &current.element, current.entry)?;

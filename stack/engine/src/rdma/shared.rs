@@ -1,9 +1,9 @@
 //! Shared receive queues: receives that several queue pairs, on any engine, take from.
 //!
-//! One thread of the application puts receives in; engines take them by one compare-and-swap, the oldest first, each as a
-//! whole. Two things keep a peer from living at the others' expense (RDMAP §8.1.2): a *share*, which is the most receives that
-//! one queue pair may have taken and the application not given back, and a *limit*, below which the queue says once that it
-//! runs low.
+//! One thread of the application puts receives in; engines take them by one compare-and-swap, the oldest first, each as
+//! a whole. Two things keep a peer from living at the others' expense (RDMAP §8.1.2): a *share*, which is the most
+//! receives that one queue pair may have taken and the application not given back, and a *limit*, below which the queue
+//! says once that it runs low.
 
 use crossbeam::queue::ArrayQueue;
 use uwarp_ring::{Shares, Slot};

@@ -89,8 +89,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A frame in several buffers that is no segment, or whose headers are not contiguous. It is rare, so a copy is good
-    /// enough.
+    /// A frame in several buffers that is no segment, or whose headers are not contiguous. It is rare, so a copy is
+    /// good enough.
     fn receive_chain(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         let mut scratch = std::mem::take(&mut self.link.scratch);
         let octets = contiguous(&buffer, &mut scratch);

@@ -61,8 +61,8 @@ impl<P: Port> Core<P> {
         Serving { now: *now, epoch, link, connections, rdma, counters }
     }
 
-    /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn takes
-    /// the next one. The others keep their places: a visit to thousands takes longer than the device needs.
+    /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn
+    /// takes the next one. The others keep their places: a visit to thousands takes longer than the device needs.
     #[inline(never)]
     fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
         let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);

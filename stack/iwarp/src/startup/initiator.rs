@@ -97,8 +97,8 @@ impl Initiator {
         Ok(Initiator { options, falls_back: false, request, reply: Collector::default() })
     }
 
-    /// Goes on as client-server if the Reply to a peer-to-peer Request is one to a client-server Request: the peer does not
-    /// know peer-to-peer (RFC 6581 §9.2). Otherwise that is [`Fault::NoMatchingRtr`].
+    /// Goes on as client-server if the Reply to a peer-to-peer Request is one to a client-server Request: the peer does
+    /// not know peer-to-peer (RFC 6581 §9.2). Otherwise that is [`Fault::NoMatchingRtr`].
     pub fn fall_back_to_client_server(&mut self) {
         self.falls_back = true;
     }

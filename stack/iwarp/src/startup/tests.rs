@@ -384,7 +384,8 @@ fn private_data_is_as_long_as_a_frame_has_room() {
     }
 }
 
-/// A Reply without the flag is that of a peer which does not know peer-to-peer; one with the flag and another indication is not.
+/// A Reply without the flag is that of a peer which does not know peer-to-peer; one with the flag and another
+/// indication is not.
 #[test]
 fn an_initiator_that_may_fall_back_goes_on_as_client_server() {
     let options = InitiatorOptions {

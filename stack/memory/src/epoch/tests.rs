@@ -127,8 +127,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Engines write streams into regions that are taken from under them: once a buffer is back it does not change. Each engine
-/// writes to a part of its own, so that only a late write is a data race to the thread sanitizer.
+/// Engines write streams into regions that are taken from under them: once a buffer is back it does not change. Each
+/// engine writes to a part of its own, so that only a late write is a data race to the thread sanitizer.
 #[test]
 fn buffer_does_not_change_after_deregistration() {
     const LENGTH: usize = 9000;

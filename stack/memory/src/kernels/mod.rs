@@ -119,7 +119,8 @@ pub fn checksum_sum(octets: &[u8]) -> u32 {
 /// Octets of a cache line.
 const LINE: usize = 64;
 
-/// Asks the processor to bring the octets of `value` near, for somebody who needs them soon, and does not wait for them.
+/// Asks the processor to bring the octets of `value` near, for somebody who needs them soon, and does not wait for
+/// them.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     let start = std::ptr::from_ref(value).cast::<u8>().addr();
@@ -129,8 +130,8 @@ pub fn prefetch<T: ?Sized>(value: &T) {
 /// The same for a range of addresses, whatever is there.
 #[inline(always)]
 pub fn prefetch_range(addresses: Range<usize>) {
-    // Steps from the first address on, and the last address itself, for the line that the steps may leave out. So the count depends
-    // on the length alone, which most callers know when they are compiled: there is no loop left.
+    // Steps from the first address on, and the last address itself, for the line that the steps may leave out. So the
+    // count depends on the length alone, which most callers know when they are compiled: there is no loop left.
     for step in 0..addresses.len().div_ceil(LINE) {
         prefetch_line(addresses.start + step * LINE);
     }

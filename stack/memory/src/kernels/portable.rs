@@ -41,8 +41,8 @@ pub(crate) unsafe fn copy_in(target: *mut u8, source: *const u8, length: usize) 
 pub(crate) unsafe fn copy_out(target: *mut u8, source: *const u8, length: usize) {
     let head = source.align_offset(8).min(length);
     let words = (length - head) / 8;
-    // SAFETY: all offsets are below `length`, and the words' sources are aligned. The memory may be read-only for us, which
-    // loads do not mind.
+    // SAFETY: all offsets are below `length`, and the words' sources are aligned. The memory may be read-only for us,
+    // which loads do not mind.
     unsafe {
         for offset in (0..head).chain(head + words * 8..length) {
             let octet = AtomicU8::from_ptr(source.add(offset).cast_mut()).load(Relaxed);

@@ -149,7 +149,8 @@ fn errors_come_in_their_order() {
     assert_eq!(ask(US, stag, Access::REMOTE_READ, 98), None);
 }
 
-/// Of the 2^32 STags exactly those registered are valid; tried are all keys of some indexes and all indexes of some keys.
+/// Of the 2^32 STags exactly those registered are valid; tried are all keys of some indexes and all indexes of some
+/// keys.
 #[test]
 fn nothing_but_the_exact_stag_is_valid() {
     let (table, region) = one_region(Access::ALL, Scope::Domain(DOMAIN), TaggedBase::Zero);

@@ -1,5 +1,6 @@
-//! Windows that are bound, used and invalidated while their owner gives them or their regions back, in every interleaving of two
-//! threads with two preemptions. What may be used within a turn is a cell here, of which loom reports accesses at the same time.
+//! Windows that are bound, used and invalidated while their owner gives them or their regions back, in every
+//! interleaving of two threads with two preemptions. What may be used within a turn is a cell here, of which loom
+//! reports accesses at the same time.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

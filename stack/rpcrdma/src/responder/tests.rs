@@ -3,7 +3,8 @@
 use super::*;
 use uwarp::{Config, ConnectOptions, ListenOptions, QueuePairOptions, Status as WorkStatus};
 
-/// The server has other connections to serve meanwhile: each look returns at once. The time is over when the test says so.
+/// The server has other connections to serve meanwhile: each look returns at once. The time is over when the test says
+/// so.
 #[test]
 fn the_reason_of_an_end_is_not_waited_for() {
     let config = |address| uwarp_middlebox::behind(Config::without_device(address).unwrap().without_monitor().inline());

@@ -110,8 +110,8 @@ impl Delivered {
         }
     }
 
-    /// As [`Delivered::add`] for each [plain](Segment::is_plain) segment from `first` to `last`, before any other. Segments that
-    /// were sent once were sent in their order.
+    /// As [`Delivered::add`] for each [plain](Segment::is_plain) segment from `first` to `last`, before any other.
+    /// Segments that were sent once were sent in their order.
     #[inline]
     pub(super) fn add_run(&mut self, first: &Segment, last: &Segment, forward: &mut Position) {
         let end = last.end();

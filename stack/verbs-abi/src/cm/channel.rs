@@ -171,9 +171,8 @@ impl Channel {
             let mut waiting = self.waiting();
             if let Some(event) = waiting.pop_front() {
                 let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
-                // Its identifier counts it before the channel is free again, so that a thread that destroys the identifier either
-                // drops the event or waits for its acknowledgment.
-                // SAFETY: it waited here.
+                // Its identifier counts it before the channel is free again, so that a thread that destroys the
+                // identifier either drops the event or waits for its acknowledgment. SAFETY: it waited here.
                 if let Ok(event) = unsafe { Handle::<Event>::get(public) } {
                     event.unacknowledged.fetched();
                 }
@@ -208,9 +207,9 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
 
 /// Frees a channel.
 ///
-/// Many programs have a thread that asks for events in a loop and ends the program if that fails, and destroy the channel
-/// as soon as the last event is acknowledged. With a device, what is between the two takes milliseconds, and the thread is
-/// waiting again by then. It gets as much time here.
+/// Many programs have a thread that asks for events in a loop and ends the program if that fails, and destroy the
+/// channel as soon as the last event is acknowledged. With a device, what is between the two takes milliseconds, and
+/// the thread is waiting again by then. It gets as much time here.
 pub(crate) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
     // SAFETY: the caller's pointer.
     unsafe {

@@ -181,8 +181,8 @@ fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Resul
             Stage::Requested(request) => {
                 state.stage = Stage::Ended;
                 request.reject(&octets)?;
-                // A program that leaves now, without the exit handler, must not take the answer along: the engine answers the
-                // second call after it has ended the turn that sent it.
+                // A program that leaves now, without the exit handler, must not take the answer along: the engine
+                // answers the second call after it has ended the turn that sent it.
                 let context = process::started()?;
                 context.stats();
                 context.stats();
@@ -228,7 +228,8 @@ unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// The connection of an identifier without a queue pair is the program's affair, as on InfiniBand; on iWARP there is none.
+/// The connection of an identifier without a queue pair is the program's affair, as on InfiniBand; on iWARP there is
+/// none.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's pointer.

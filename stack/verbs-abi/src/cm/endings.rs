@@ -1,8 +1,8 @@
 //! Ends of connections, which are reported when the program has read the completions that succeeded before them.
 //!
-//! Many programs destroy the queue pair as soon as they hear of the end, and whatever completion they have not read by then is
-//! gone. Over a network the end comes so long after the last acknowledgment that a program that polls has read them. Here both
-//! come in the same moment.
+//! Many programs destroy the queue pair as soon as they hear of the end, and whatever completion they have not read by
+//! then is gone. Over a network the end comes so long after the last acknowledgment that a program that polls has read
+//! them. Here both come in the same moment.
 
 use std::time::{Duration, Instant};
 

@@ -148,7 +148,8 @@ fn acknowledge(public: &mut rdma_cm_id) -> Result<(), Errno> {
     if event.is_null() { Ok(()) } else { channel::acknowledge(event) }
 }
 
-/// For an identifier without a channel of the program: waits for the event of what was begun. Its outcome is that of the call.
+/// For an identifier without a channel of the program: waits for the event of what was begun. Its outcome is that of
+/// the call.
 pub(crate) fn complete(id: &Handle<Identifier>) -> Result<c_int, Errno> {
     if !id.lock().waits {
         return Ok(0);
@@ -281,7 +282,8 @@ unsafe extern "C" fn rdma_set_option(
             return Err(EINVAL);
         }
         match (level as u32, option as u32) {
-            // A port is free at once when its identifier goes, and each family has addresses of its own; the other is a hint.
+            // A port is free at once when its identifier goes, and each family has addresses of its own; the other is a
+            // hint.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY | RDMA_OPTION_ID_TOS) => Ok(0),
             // Its queue pair tells it to those who ask.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) if length == 1 => {

@@ -1,4 +1,5 @@
-//! The exports of librdmacm, over those of libibverbs. Files use only those of the groups above theirs, or of their own.
+//! The exports of librdmacm, over those of libibverbs. Files use only those of the groups above theirs, or of their
+//! own.
 
 // Addresses, ports, and channels with events.
 mod address;

@@ -16,8 +16,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uwarp::{ConnectOptions, ConnectRequest};
 
-/// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as perftest's
-/// listen anew for each connection, and count on clients that take longer to resolve an address than they do for that.
+/// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as
+/// perftest's listen anew for each connection, and count on clients that take longer to resolve an address than they do
+/// for that.
 pub(crate) const MOST_REFUSALS: u32 = 20;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
@@ -27,8 +28,8 @@ pub(crate) fn start(pair: &Handle<Pair>, peer: SocketAddr, options: ConnectOptio
     Ok(())
 }
 
-/// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs while
-/// there are some: perftest takes the server's first queue pair to be connected with the client's first.
+/// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs
+/// while there are some: perftest takes the server's first queue pair to be connected with the client's first.
 static REFUSED: Mutex<VecDeque<(Instant, u64)>> = Mutex::new(VecDeque::new());
 
 fn refused() -> MutexGuard<'static, VecDeque<(Instant, u64)>> {

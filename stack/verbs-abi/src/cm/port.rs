@@ -1,7 +1,7 @@
 //! TCP ports that identifiers are bound to.
 //!
-//! Two identifiers may share one, as sockets do: one for each version of IP, both bound to all addresses. An engine has one
-//! listener for a port, so requests are told apart here.
+//! Two identifiers may share one, as sockets do: one for each version of IP, both bound to all addresses. An engine has
+//! one listener for a port, so requests are told apart here.
 
 use crate::errno::Errno;
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
-//! Exports in any order with any arguments: null pointers, objects of another kind, freed ones, memory that is no object, and
-//! absurd sizes. Every call must come back, and a device must close once its objects are gone. Octets choose the calls and the
-//! arguments: random ones in the test here, a fuzzer's in tests/fuzz. AddressSanitizer sees what was touched (tests/sanitizers).
+//! Exports in any order with any arguments: null pointers, objects of another kind, freed ones, memory that is no
+//! object, and absurd sizes. Every call must come back, and a device must close once its objects are gone. Octets
+//! choose the calls and the arguments: random ones in the test here, a fuzzer's in tests/fuzz. AddressSanitizer sees
+//! what was touched (tests/sanitizers).
 
 mod calls;
 mod exports;
@@ -197,8 +198,8 @@ impl Program<'_> {
         self.keep(context);
     }
 
-    /// Keeps an identifier; nobody waits for the events of its channel, which may be one that no program has made. Its memory may
-    /// have been a channel of the program's.
+    /// Keeps an identifier; nobody waits for the events of its channel, which may be one that no program has made. Its
+    /// memory may have been a channel of the program's.
     ///
     /// # Safety
     /// It was just made.

@@ -9,8 +9,8 @@ use rustix::event::epoll;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A completion channel. Its descriptor is an epoll of the queues' own descriptors: readable while one of them has an event, and
-/// nobody has to carry events from here to there.
+/// A completion channel. Its descriptor is an epoll of the queues' own descriptors: readable while one of them has an
+/// event, and nobody has to carry events from here to there.
 pub(crate) struct Channel {
     epoll: OwnedFd,
     /// Queues that use it.

@@ -21,7 +21,8 @@ pub(crate) struct OpenDevice {
 /// The devices that are open, by the addresses that C holds.
 static OPEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Memory of devices that were closed. It stays mapped, as that of all objects: a stray pointer into it may be looked at.
+/// Memory of devices that were closed. It stays mapped, as that of all objects: a stray pointer into it may be looked
+/// at.
 static CLOSED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 fn open_devices() -> std::sync::MutexGuard<'static, Vec<usize>> {

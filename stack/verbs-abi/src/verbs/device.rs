@@ -45,8 +45,8 @@ pub(crate) fn check(device: *mut ibv_device) -> Result<(), Errno> {
     if device.is_null() || device != self::device() { Err(EINVAL) } else { Ok(()) }
 }
 
-/// The device's number in the form of an EUI-64, made from its first address: the hardware address is not known before the
-/// device is open.
+/// The device's number in the form of an EUI-64, made from its first address: the hardware address is not known before
+/// the device is open.
 pub(crate) fn guid(address: IpAddr) -> u64 {
     let low = match address {
         IpAddr::V4(address) => u64::from(u32::from(address)),

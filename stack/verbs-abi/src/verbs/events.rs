@@ -55,7 +55,8 @@ impl EventQueue {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = waiting.len();
         waiting.retain(|event| event.element != element);
-        // The descriptor must not announce what nobody can fetch: who polls it would wait for good in the call that fetches.
+        // The descriptor must not announce what nobody can fetch: who polls it would wait for good in the call that
+        // fetches.
         self.counter.lower(before - waiting.len());
     }
 }

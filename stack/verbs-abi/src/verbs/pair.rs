@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::{QueuePairControl, ReceiveHalf, SendHalf};
 
-/// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for one that
-/// sends.
+/// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
+/// one that sends.
 pub(crate) struct Pair {
     pub(crate) control: Mutex<QueuePairControl>,
     pub(crate) send: Mutex<SendHalf>,
@@ -65,7 +65,8 @@ impl Pair {
     }
 }
 
-/// The queue pairs that there are, by number: programs may connect one that rdma_cm did not make, and events name it so.
+/// The queue pairs that there are, by number: programs may connect one that rdma_cm did not make, and events name it
+/// so.
 static BY_NUMBER: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 pub(crate) fn by_number() -> MutexGuard<'static, BTreeMap<u32, usize>> {
@@ -79,7 +80,8 @@ pub(crate) fn find(number: u32) -> Option<&'static Handle<Pair>> {
     unsafe { Handle::get(pair) }.ok()
 }
 
-/// Whether completions of work that succeeded lie unread in the queues of a queue pair, which is not destroyed meanwhile.
+/// Whether completions of work that succeeded lie unread in the queues of a queue pair, which is not destroyed
+/// meanwhile.
 pub(crate) fn has_unread_successes(number: u32) -> bool {
     let pairs = by_number();
     let Some(address) = pairs.get(&number) else { return false };

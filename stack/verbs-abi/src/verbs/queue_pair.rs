@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use uwarp::QueuePairOptions;
 
-/// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic with
-/// its sink, a bind and a Write with immediate data may need.
+/// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic
+/// with its sink, a bind and a Write with immediate data may need.
 const LEAST_INLINE: usize = 96;
 
 /// Operations of `ibv_wr_*` that there are.
@@ -85,8 +85,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 max_sge: entries as usize,
                 max_inline: inline,
                 signal_all: wanted.sq_sig_all != 0,
-                // As reliable connections of InfiniBand have it. Programs also rely on what follows: a peer that posts its next
-                // receive when a message came has done so before the sender hears that it arrived.
+                // As reliable connections of InfiniBand have it. Programs also rely on what follows: a peer that posts
+                // its next receive when a message came has done so before the sender hears that it arrived.
                 complete_when_acknowledged: true,
                 shared_receives: shared_queue.as_deref(),
             };
@@ -231,8 +231,8 @@ const PEER: u32 = IBV_QP_AV | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN;
 /// The program moves its queue pair to "ready to receive" or "ready to send".
 ///
 /// In iWARP a stream is what moves it there, and rdma_cm makes streams. A server that moves its queue pair by
-/// `rdma_init_qp_attr` does so before it accepts, when rdma_cm does not know the queue pair yet: that is allowed as long as
-/// no peer is named.
+/// `rdma_init_qp_attr` does so before it accepts, when rdma_cm does not know the queue pair yet: that is allowed as
+/// long as no peer is named.
 fn move_up(pair: &Handle<Pair>, now: ibv_qp_state, wanted: ibv_qp_state, mask: u32) -> Result<(), Errno> {
     let is_next = matches!((now, wanted), (IBV_QPS_INIT | IBV_QPS_RTR, IBV_QPS_RTR) | (IBV_QPS_RTR, IBV_QPS_RTS));
     if pair.identifiers.load(Ordering::Acquire) == 0 && (mask & PEER != 0 || !is_next) {

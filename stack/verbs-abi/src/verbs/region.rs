@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use uwarp::{Access, MemoryRegion, RegionBuffer, RegionChange, RegionOptions, TaggedBase};
 
-/// Registered memory, which the program owns. It may free it before it deregisters: then what a peer does there is as undefined
-/// as with a device that has pinned the pages.
+/// Registered memory, which the program owns. It may free it before it deregisters: then what a peer does there is as
+/// undefined as with a device that has pinned the pages.
 pub(crate) struct Region {
     region: Mutex<MemoryRegion>,
 }
@@ -130,8 +130,8 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// Changes what the flags name; the keys change with the memory or the domain. On failure the region is as it was, which the verbs express by -1
-/// (IBV_REREG_MR_ERR_INPUT).
+/// Changes what the flags name; the keys change with the memory or the domain. On failure the region is as it was,
+/// which the verbs express by -1 (IBV_REREG_MR_ERR_INPUT).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,

@@ -1,5 +1,5 @@
-//! What the examples share: without arguments both ends run in this process, without a device; with `--device` one end runs
-//! over the device of a configuration file.
+//! What the examples share: without arguments both ends run in this process, without a device; with `--device` one end
+//! runs over the device of a configuration file.
 #![allow(dead_code)] // Each example uses a part of it.
 
 use std::net::SocketAddr;

@@ -85,8 +85,8 @@ pub struct Config {
     /// The DPDK device. `None`, which is possible only in code, is a context that can reach only itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceConfig>,
-    /// The socket of a switch (`uwarp-switch`), which gives the context its device, addresses, MTU and TCP ports, instead of all
-    /// of these here.
+    /// The socket of a switch (`uwarp-switch`), which gives the context its device, addresses, MTU and TCP ports,
+    /// instead of all of these here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<PathBuf>,
     /// EAL.

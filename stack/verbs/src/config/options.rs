@@ -42,7 +42,8 @@ pub enum EngineMode {
 pub enum Idle {
     /// Poll for ever: the lowest latency, and one core per engine all the time.
     Spin,
-    /// Poll for a while, then sleep until the device announces a frame, the application posts something, or a timer is due.
+    /// Poll for a while, then sleep until the device announces a frame, the application posts something, or a timer is
+    /// due.
     #[default]
     Backoff,
 }
@@ -59,17 +60,18 @@ pub struct EngineOptions {
     pub cpus: Vec<usize>,
     /// What to do when idle.
     pub idle: Idle,
-    /// How long an idle engine polls before it sleeps. A longer time saves the wake-up, 5 to 50 µs, after a longer pause, and
-    /// costs as much processor time after every frame.
+    /// How long an idle engine polls before it sleeps. A longer time saves the wake-up, 5 to 50 µs, after a longer
+    /// pause, and costs as much processor time after every frame.
     #[serde(with = "units::duration")]
     pub spin: Duration,
-    /// Longest nap of an idle engine whose device announces no frames (memif, and physical devices): a frame may wait as long.
-    /// A nap lasts an eighth of the time since the last frame, up to this.
+    /// Longest nap of an idle engine whose device announces no frames (memif, and physical devices): a frame may wait
+    /// as long. A nap lasts an eighth of the time since the last frame, up to this.
     #[serde(with = "units::duration")]
     pub nap: Duration,
-    /// Whether polling an empty completion queue turns a threaded engine, whose thread stands back while the application polls and
-    /// looks again at least once a millisecond. The lowest latency for programs that poll and have no core to spare for a thread.
-    /// Without a choice it is on for programs of libibverbs, and off for others, whose engine threads have cores of their own.
+    /// Whether polling an empty completion queue turns a threaded engine, whose thread stands back while the
+    /// application polls and looks again at least once a millisecond. The lowest latency for programs that poll and
+    /// have no core to spare for a thread. Without a choice it is on for programs of libibverbs, and off for others,
+    /// whose engine threads have cores of their own.
     pub poll_turns: Option<bool>,
 }
 

@@ -1,8 +1,10 @@
-//! The one grammar of sizes, times and shares, for command lines and configuration files: `64K`, `64KiB`; `500us`, `2s`; `0.5%`.
+//! The one grammar of sizes, times and shares, for command lines and configuration files: `64K`, `64KiB`; `500us`,
+//! `2s`; `0.5%`.
 
 use std::time::Duration;
 
-/// Reads a number of octets: a whole number, alone or with `K`, `M` or `G` (also `KiB`, `MiB`, `GiB`), which are powers of 1024.
+/// Reads a number of octets: a whole number, alone or with `K`, `M` or `G` (also `KiB`, `MiB`, `GiB`), which are powers
+/// of 1024.
 ///
 /// # Errors
 /// One sentence that says what is accepted.

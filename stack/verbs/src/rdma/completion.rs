@@ -123,8 +123,8 @@ pub struct CompletionQueue {
     core: Arc<CompletionQueueCore>,
     shared: Arc<Shared>,
     lanes: Vec<Consumer<Completion>>,
-    /// Rings that follow those of `lanes`, in order, with their engines: they come when those are empty and the engine has left
-    /// them.
+    /// Rings that follow those of `lanes`, in order, with their engines: they come when those are empty and the engine
+    /// has left them.
     replacements: Vec<(usize, Consumer<Completion>)>,
     /// The lane to begin with, so that a busy engine does not starve the others.
     next: usize,
@@ -233,8 +233,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Removes the completions of a queue pair, and returns how many there were. To be called when the queue pair is gone, for
-    /// programs that expect none of it then.
+    /// Removes the completions of a queue pair, and returns how many there were. To be called when the queue pair is
+    /// gone, for programs that expect none of it then.
     pub fn purge(&mut self, queue_pair: u32) -> usize {
         // Before anything moves: see `Unread::remain`.
         self.core.purges.fetch_add(1, Ordering::AcqRel);
@@ -265,8 +265,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Moves completions to `out`, oldest first for each queue pair, and returns how many. An inline context's engine is
-    /// turned first if this is its thread.
+    /// Moves completions to `out`, oldest first for each queue pair, and returns how many. An inline context's engine
+    /// is turned first if this is its thread.
     #[inline]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         if self.inline {
@@ -293,8 +293,8 @@ impl CompletionQueue {
         count
     }
 
-    /// Turns an engine that has a thread, if nobody does so now, until there is a completion or nothing to do. Whoever armed the
-    /// queue is about to wait, and not to poll: then it is left to the thread.
+    /// Turns an engine that has a thread, if nobody does so now, until there is a completion or nothing to do. Whoever
+    /// armed the queue is about to wait, and not to poll: then it is left to the thread.
     fn turn_and_reap(&mut self, out: &mut [Completion]) -> usize {
         let mut count = 0;
         for _ in 0..MOST_TURNS {
@@ -350,15 +350,15 @@ impl CompletionQueue {
     }
 
     /// Makes the next completion an event, once: it raises the file descriptor of [`as_fd`](AsFd::as_fd) until
-    /// [`take_events`](Self::take_events). Poll once more after arming and before waiting for the descriptor: what arrived before
-    /// is not announced. Arming leaves earlier events alone.
+    /// [`take_events`](Self::take_events). Poll once more after arming and before waiting for the descriptor: what
+    /// arrived before is not announced. Arming leaves earlier events alone.
     pub fn arm(&mut self) {
         self.core.notifier.arm();
         self.call_threads();
     }
 
-    /// As [`arm`](Self::arm), for the next completion that the peer asked a solicited event for (RFC 5040 §5.3) or that is no
-    /// success; others leave the file descriptor alone. If the queue is armed for any completion, it stays so.
+    /// As [`arm`](Self::arm), for the next completion that the peer asked a solicited event for (RFC 5040 §5.3) or that
+    /// is no success; others leave the file descriptor alone. If the queue is armed for any completion, it stays so.
     pub fn arm_solicited(&mut self) {
         self.core.notifier.arm_also(URGENT_COMPLETION);
         self.call_threads();
@@ -371,14 +371,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the events that were raised since the last time, and returns how many: at most one for each time that the queue was
-    /// armed. The file descriptor is not readable afterwards.
+    /// Takes the events that were raised since the last time, and returns how many: at most one for each time that the
+    /// queue was armed. The file descriptor is not readable afterwards.
     pub fn take_events(&mut self) -> u64 {
         self.core.notifier.drain_all()
     }
 
-    /// Waits until there is a completion, or the time is over (false). It arms the queue and takes events. An inline context turns its engine meanwhile, which
-    /// only the thread that opened it can do.
+    /// Waits until there is a completion, or the time is over (false). It arms the queue and takes events. An inline
+    /// context turns its engine meanwhile, which only the thread that opened it can do.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, Error> {
         let deadline = Instant::now().checked_add(timeout);
         if self.inline {
@@ -448,7 +448,8 @@ impl CompletionQueue {
 }
 
 impl AsFd for CompletionQueue {
-    /// Readable when a completion came after [`arm`](CompletionQueue::arm), until [`take_events`](CompletionQueue::take_events).
+    /// Readable when a completion came after [`arm`](CompletionQueue::arm), until
+    /// [`take_events`](CompletionQueue::take_events).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.core.notifier.as_fd()
     }

@@ -18,8 +18,8 @@ use uwarp_engine::command::{
 /// What blocking calls add to a time limit, within which the engine itself reports the time-out.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Most octets of private data with MPA revision 2, whose IRD and ORD take four (RFC 6581 §5); with revision 1 it is 512
-/// (RFC 5044 §7.1.1). Linux takes 256 (its `MPA_MAX_PRIVDATA`), those four included, and answers more with a reset.
+/// Most octets of private data with MPA revision 2, whose IRD and ORD take four (RFC 6581 §5); with revision 1 it is
+/// 512 (RFC 5044 §7.1.1). Linux takes 256 (its `MPA_MAX_PRIVDATA`), those four included, and answers more with a reset.
 pub const MAX_PRIVATE_DATA: usize = 508;
 
 fn most_private_data(mpa_revision: u8) -> usize {
@@ -51,11 +51,11 @@ pub struct ConnectOptions {
     pub negotiate_reads: bool,
     /// Whether the responder may send first.
     pub peer_to_peer: PeerToPeer,
-    /// Optional operations that both applications have agreed to use (RFC 7306 §1.1: nothing on the wire says so). What is
-    /// not in here is refused, to the application when it posts it and to the peer by a Terminate.
+    /// Optional operations that both applications have agreed to use (RFC 7306 §1.1: nothing on the wire says so). What
+    /// is not in here is refused, to the application when it posts it and to the peer by a Terminate.
     pub features: Features,
-    /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time on
-    /// both sides and serve nothing here but tests of the peer.
+    /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time
+    /// on both sides and serve nothing here but tests of the peer.
     pub markers: bool,
     /// Pause before the first FPDU, for peers that lose an early one.
     pub first_fpdu_delay: Duration,
@@ -112,8 +112,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Lets the peer send first, after an indication of one of these kinds; [`ReadyToReceiveKinds::ALL`] leaves the choice
-    /// to both engines.
+    /// Lets the peer send first, after an indication of one of these kinds; [`ReadyToReceiveKinds::ALL`] leaves the
+    /// choice to both engines.
     pub fn peer_to_peer(mut self, kinds: ReadyToReceiveKinds) -> Self {
         self.peer_to_peer = PeerToPeer::Require(kinds);
         self
@@ -147,8 +147,8 @@ pub struct AcceptOptions {
     pub ready_to_receive: ReadyToReceiveKinds,
     /// Optional operations that both applications have agreed to use, as in [`ConnectOptions::features`].
     pub features: Features,
-    /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time on
-    /// both sides and serve nothing here but tests of the peer.
+    /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time
+    /// on both sides and serve nothing here but tests of the peer.
     pub markers: bool,
     /// Limit on the rest of the start-up.
     pub timeout: Duration,
@@ -282,8 +282,8 @@ impl ConnectRequest {
     }
 
     /// Accepts, and waits until the stream is in full operation. Post receives before, since the peer may send at once.
-    /// This side's own work waits until the peer has sent something (RFC 5044 §7.1.2), which a peer-to-peer initiator does by
-    /// itself.
+    /// This side's own work waits until the peer has sent something (RFC 5044 §7.1.2), which a peer-to-peer initiator
+    /// does by itself.
     pub fn accept(self, queue_pair: &mut QueuePairControl, options: AcceptOptions) -> Result<Established, Error> {
         self.shared.check_here()?;
         self.start_accept(queue_pair, options)?.wait(queue_pair)
@@ -413,8 +413,8 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
 }
 
 impl Context {
-    /// Connects an idle queue pair and waits until the stream is in full operation. Post receives before, since the peer may
-    /// send at once.
+    /// Connects an idle queue pair and waits until the stream is in full operation. Post receives before, since the
+    /// peer may send at once.
     ///
     /// # Errors
     /// [`Error::Connect`] with the reason: rejected with private data, refused, timed out, and so on. The queue pair is
@@ -468,8 +468,8 @@ pub(crate) fn start_connect(
     Ok(Connecting { peer, passive: false, timeout, deadline })
 }
 
-/// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it does
-/// not stop anything; [`QueuePairControl::disconnect`] does.
+/// A connection that is being made, of either role. It belongs to the queue pair that it was started with. Dropping it
+/// does not stop anything; [`QueuePairControl::disconnect`] does.
 #[derive(Debug)]
 #[must_use = "the outcome tells whether there is a connection"]
 pub struct Connecting {

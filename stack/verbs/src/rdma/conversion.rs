@@ -97,8 +97,8 @@ impl TcpStream {
 }
 
 impl ConnectRequest {
-    /// Rejects a request that came on what was a plain stream, as [`reject`](Self::reject), and gives the stream back: it goes
-    /// on behind the MPA Reply.
+    /// Rejects a request that came on what was a plain stream, as [`reject`](Self::reject), and gives the stream back:
+    /// it goes on behind the MPA Reply.
     ///
     /// # Errors
     /// The request came to a listener, or the connection is over.

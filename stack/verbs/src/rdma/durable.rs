@@ -62,8 +62,8 @@ impl MemoryRange<'_> {
 }
 
 impl ProtectionDomain {
-    /// Registers ranges, which lie behind each other in one region of the given type. A durable region begins with what its
-    /// files hold.
+    /// Registers ranges, which lie behind each other in one region of the given type. A durable region begins with what
+    /// its files hold.
     ///
     /// # Errors
     /// A file that cannot be read or made long enough, a durable region of something else than files, and what

@@ -17,15 +17,15 @@ use uwarp_engine::command::{
 };
 use uwarp_ring::Notifier;
 
-/// Brings the connection requests of listeners, and the outcomes and ends of queue pairs' connections, to one place with one
-/// pollable descriptor.
+/// Brings the connection requests of listeners, and the outcomes and ends of queue pairs' connections, to one place
+/// with one pollable descriptor.
 ///
 /// Listeners and queue pairs of any context are attached under keys that the application chooses:
-/// [`Listener::attach`](crate::Listener::attach), [`QueuePairControl::attach`](crate::QueuePairControl::attach). Each attempt
-/// to connect or accept brings exactly one of [`Established`](ConnectionChange::Established),
-/// [`Rejected`](ConnectionChange::Rejected) and [`Failed`](ConnectionChange::Failed); each established connection brings
-/// exactly one [`Disconnected`](ConnectionChange::Disconnected), also if its queue pair is dropped meanwhile. Events of one
-/// connection come in order. An attempt that is refused at once, by an error of the call, brings nothing.
+/// [`Listener::attach`](crate::Listener::attach), [`QueuePairControl::attach`](crate::QueuePairControl::attach). Each
+/// attempt to connect or accept brings exactly one of [`Established`](ConnectionChange::Established),
+/// [`Rejected`](ConnectionChange::Rejected) and [`Failed`](ConnectionChange::Failed); each established connection
+/// brings exactly one [`Disconnected`](ConnectionChange::Disconnected), also if its queue pair is dropped meanwhile.
+/// Events of one connection come in order. An attempt that is refused at once, by an error of the call, brings nothing.
 ///
 /// A clone is the same channel; several threads may take events from it.
 ///
@@ -136,8 +136,9 @@ impl Listener {
 }
 
 impl QueuePairControl {
-    /// Has an event channel bring what becomes of this queue pair's connections from now on, under the given key: whether one
-    /// is made, and when it ends. See [`EventChannel`]. Nobody has to wait for a [`Connecting`](crate::Connecting) then.
+    /// Has an event channel bring what becomes of this queue pair's connections from now on, under the given key:
+    /// whether one is made, and when it ends. See [`EventChannel`]. Nobody has to wait for a
+    /// [`Connecting`](crate::Connecting) then.
     pub fn attach(&mut self, channel: &EventChannel, key: u64) {
         *self.watch.lock() = Some(channel.watcher(self.shared(), key));
     }
@@ -217,8 +218,8 @@ impl EventChannel {
         }
     }
 
-    /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd): at once, if one waits. The descriptor stays
-    /// readable until the channel is armed again, and no event is lost by arming.
+    /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd): at once, if one waits. The descriptor
+    /// stays readable until the channel is armed again, and no event is lost by arming.
     pub fn arm(&self) {
         self.inner.notifier.drain();
         self.inner.notifier.arm();

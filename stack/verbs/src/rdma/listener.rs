@@ -40,8 +40,8 @@ impl Context {
     /// Takes connection requests on a TCP port; with port 0 on a free one, which [`Listener::port`] tells.
     ///
     /// # Errors
-    /// [`Error::PortTaken`] if the port has a listener or is reserved, [`Error::Argument`] for options out of bounds, and what
-    /// [`start`](Self::start) fails with.
+    /// [`Error::PortTaken`] if the port has a listener or is reserved, [`Error::Argument`] for options out of bounds,
+    /// and what [`start`](Self::start) fails with.
     pub fn listen(&self, port: u16, options: ListenOptions) -> Result<Listener, Error> {
         let reservation = PortReservation::new(self.shared(), (port != 0).then_some(port))?;
         Listener::create(self.shared(), reservation, &options)

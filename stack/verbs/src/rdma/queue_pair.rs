@@ -118,9 +118,9 @@ struct Unbound {
 
 /// A pair of work queues and the iWARP stream that carries them out.
 ///
-/// One thread owns it at a time (`Send`, not `Sync`); [`into_halves`](Self::into_halves) lets up to three threads share it. It
-/// is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is sent, and the
-/// context lingers until the peer has acknowledged it.
+/// One thread owns it at a time (`Send`, not `Sync`); [`into_halves`](Self::into_halves) lets up to three threads share
+/// it. It is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is
+/// sent, and the context lingers until the peer has acknowledged it.
 #[derive(Debug)]
 pub struct QueuePair {
     control: QueuePairControl,
@@ -130,7 +130,8 @@ pub struct QueuePair {
 
 /// A queue pair without its work queues: its connection, its state, and its end.
 ///
-/// Dropping it is dropping the queue pair, whether its halves are still there or not: see [`QueuePair`]. They refuse work then.
+/// Dropping it is dropping the queue pair, whether its halves are still there or not: see [`QueuePair`]. They refuse
+/// work then.
 #[derive(Debug)]
 pub struct QueuePairControl {
     number: u32,
@@ -229,16 +230,18 @@ impl QueuePair {
         Ok(Self { control, send, receive })
     }
 
-    /// Takes the queue pair apart, so that one thread posts to the send queue, one to the receive queue, and one looks after
-    /// the connection, without a lock between them. A program that has locks of its own may keep each part behind one.
+    /// Takes the queue pair apart, so that one thread posts to the send queue, one to the receive queue, and one looks
+    /// after the connection, without a lock between them. A program that has locks of its own may keep each part behind
+    /// one.
     ///
-    /// The parts cannot be joined again. Dropping a half leaves the others alone; dropping the control ends the queue pair.
+    /// The parts cannot be joined again. Dropping a half leaves the others alone; dropping the control ends the queue
+    /// pair.
     pub fn into_halves(self) -> (QueuePairControl, SendHalf, ReceiveHalf) {
         (self.control, self.send, self.receive)
     }
 
-    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
-    /// connect or accept again, on any engine.
+    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted.
+    /// It can connect or accept again, on any engine.
     ///
     /// # Errors
     /// [`Error::State`] while it has a connection: [`abort`](QueuePairControl::abort) that, and wait for its end.
@@ -310,7 +313,8 @@ impl QueuePairControl {
     }
 
     /// Ends the connection in order: what was posted before is carried out, then TCP closes; what is posted later is
-    /// flushed. Does not wait, see [`wait_disconnected`](Self::wait_disconnected). Without a connection it does nothing.
+    /// flushed. Does not wait, see [`wait_disconnected`](Self::wait_disconnected). Without a connection it does
+    /// nothing.
     pub fn disconnect(&mut self) {
         self.drain_events();
         if matches!(self.state, QueuePairState::Connected | QueuePairState::Connecting) {
@@ -330,7 +334,8 @@ impl QueuePairControl {
         }
     }
 
-    /// Waits until the connection is over and all its work has completed or been flushed. False when the time is over first.
+    /// Waits until the connection is over and all its work has completed or been flushed. False when the time is over
+    /// first.
     pub fn wait_disconnected(&mut self, timeout: Duration) -> Result<bool, Error> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -372,8 +377,8 @@ impl QueuePairControl {
         }
     }
 
-    /// Changes what may be changed before the first attempt to connect or accept; and at any time, moves the queue pair to its
-    /// end, as [`abort`](Self::abort) does. Fields that are left out stay.
+    /// Changes what may be changed before the first attempt to connect or accept; and at any time, moves the queue pair
+    /// to its end, as [`abort`](Self::abort) does. Fields that are left out stay.
     ///
     /// # Errors
     /// [`Error::State`] if an engine has the queue pair already.
@@ -585,8 +590,8 @@ impl Linger for Lingering {
         self.number
     }
 
-    /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair and the application has read
-    /// its completions, or dropped their queues.
+    /// Goes on as far as possible without waiting; true when the engine has forgotten the queue pair and the
+    /// application has read its completions, or dropped their queues.
     fn is_gone(&mut self, core: &Core) -> bool {
         if let Stage::Ending { events, over, deadline } = &mut self.stage {
             loop {

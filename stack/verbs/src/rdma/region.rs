@@ -83,9 +83,9 @@ pub struct Unregistered {
 
 /// Memory that engines, and as far as its rights go peers, may read and write.
 ///
-/// Peers can change it at any time, so it is reached by copies and by loads and stores of whole words; it is an ordinary
-/// `[u8]` again after [`deregister`](Self::deregister). Dropping the region revokes the STag, waits until no engine uses it, and
-/// frees the memory; of a durable region, it waits for the commits that are under way, too.
+/// Peers can change it at any time, so it is reached by copies and by loads and stores of whole words; it is an
+/// ordinary `[u8]` again after [`deregister`](Self::deregister). Dropping the region revokes the STag, waits until no
+/// engine uses it, and frees the memory; of a durable region, it waits for the commits that are under way, too.
 #[derive(Debug)]
 pub struct MemoryRegion {
     registration: Registration,
@@ -191,8 +191,8 @@ pub(crate) fn register(
 }
 
 impl ProtectionDomain {
-    /// Registers memory for all queue pairs of this domain. A `Vec<u8>`, a boxed slice, or a [`RegionBuffer`] is given away
-    /// until [`MemoryRegion::deregister`]. Remote peers address it by [`MemoryRegion::stag`] and
+    /// Registers memory for all queue pairs of this domain. A `Vec<u8>`, a boxed slice, or a [`RegionBuffer`] is given
+    /// away until [`MemoryRegion::deregister`]. Remote peers address it by [`MemoryRegion::stag`] and
     /// [`MemoryRegion::remote_offset`].
     pub fn register(&self, buffer: impl Into<RegionBuffer>, access: Access) -> Result<MemoryRegion, Error> {
         self.register_scoped(buffer, access, RegionScope::Domain)
@@ -229,8 +229,8 @@ impl ProtectionDomain {
     }
 
     /// Registers memory whose commits go to a store of the application's own, in a thread of the region's; with
-    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it. The memory should hold
-    /// what the store does.
+    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it. The memory should
+    /// hold what the store does.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -246,9 +246,10 @@ impl ProtectionDomain {
         register_durable(self.shared(), self.number(), buffer.into(), access, scope, store, transparent)
     }
 
-    /// Registers persistent memory: of a file in it ([`RegionBuffer::persistent`]), or such as keeps what is in the machine's
-    /// memory by other means. A Commit writes the processor's caches back, in the engine's turn, and is answered at once; with
-    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it.
+    /// Registers persistent memory: of a file in it ([`RegionBuffer::persistent`]), or such as keeps what is in the
+    /// machine's memory by other means. A Commit writes the processor's caches back, in the engine's turn, and is
+    /// answered at once; with `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has
+    /// it.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -262,8 +263,8 @@ impl ProtectionDomain {
         register_persistent(self.shared(), self.number(), buffer, access, scope, transparent)
     }
 
-    /// Registers memory as the options say, and gives it back if that fails. Memory that stays with its owner is registered
-    /// through [`RegionBuffer::raw`].
+    /// Registers memory as the options say, and gives it back if that fails. Memory that stays with its owner is
+    /// registered through [`RegionBuffer::raw`].
     ///
     /// # Errors
     /// A limit is reached, the scope is of another domain, or the tagged offsets would go beyond 2^64.
@@ -327,16 +328,16 @@ impl MemoryRegion {
         }
     }
 
-    /// Changes the registration in place: rights, protection domain, memory, or several of them. Waits until no engine uses the
-    /// region as it was, and gives the former memory if it was to be another.
+    /// Changes the registration in place: rights, protection domain, memory, or several of them. Waits until no engine
+    /// uses the region as it was, and gives the former memory if it was to be another.
     ///
-    /// With other memory, or another domain, the region gets a new [`stag`](Self::stag), so that nothing that was sent for the
-    /// former one reaches it; with other rights only, the STag stays. One that was invalidated is new and valid afterwards.
-    /// What peers and posted work do with the region meanwhile fails.
+    /// With other memory, or another domain, the region gets a new [`stag`](Self::stag), so that nothing that was sent
+    /// for the former one reaches it; with other rights only, the STag stays. One that was invalidated is new and valid
+    /// afterwards. What peers and posted work do with the region meanwhile fails.
     ///
     /// # Errors
-    /// Windows are bound to the region, it is durable or persistent, a limit would be exceeded, or the domain is another
-    /// context's. The region is as it was.
+    /// Windows are bound to the region, it is durable or persistent, a limit would be exceeded, or the domain is
+    /// another context's. The region is as it was.
     pub fn change(&mut self, change: RegionChange<'_>) -> Result<Option<RegionBuffer>, Unchanged> {
         let RegionChange { access, domain, memory } = change;
         if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.shared().regions, self.registration.table())) {
@@ -371,8 +372,8 @@ impl MemoryRegion {
     }
 
     /// Writes the processor's caches of a part of the region back, and waits until that is done: in persistent memory
-    /// ([`register_persistent`](crate::ProtectionDomain::register_persistent)), this makes stores of this side durable, as a
-    /// Commit does a peer's.
+    /// ([`register_persistent`](crate::ProtectionDomain::register_persistent)), this makes stores of this side durable,
+    /// as a Commit does a peer's.
     pub fn write_back(&self, range: std::ops::Range<usize>) -> Result<(), Error> {
         let length = range.end.saturating_sub(range.start);
         self.registration.write_back(range.start, length).map_err(|_| self.outside(range.start, length))
@@ -384,8 +385,8 @@ impl MemoryRegion {
         self.registration.fill(range.start, length, value).map_err(|_| self.outside(range.start, length))
     }
 
-    /// Loads an octet with acquire ordering: what a peer's Write placed before it is visible afterwards. The last octets of a
-    /// Write are placed last.
+    /// Loads an octet with acquire ordering: what a peer's Write placed before it is visible afterwards. The last
+    /// octets of a Write are placed last.
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> Result<u8, Error> {
         self.registration.load_acquire_u8(offset).map_err(|_| self.outside(offset, 1))
@@ -431,22 +432,22 @@ impl MemoryRegion {
         self.registration.store_release_u64(offset, value).map_err(|_| self.outside(offset, 8))
     }
 
-    /// Adds to an aligned double word in the machine's octet order, and gives the former value: one step also for peers'
-    /// atomic operations on it.
+    /// Adds to an aligned double word in the machine's octet order, and gives the former value: one step also for
+    /// peers' atomic operations on it.
     #[inline]
     pub fn fetch_add_u64(&self, offset: usize, data: u64) -> Result<u64, Error> {
         self.registration.fetch_add_u64(offset, data).map_err(|_| self.outside(offset, 8))
     }
 
-    /// Compares and swaps an aligned double word in the machine's octet order, and gives the former value: one step also
-    /// for peers' atomic operations on it.
+    /// Compares and swaps an aligned double word in the machine's octet order, and gives the former value: one step
+    /// also for peers' atomic operations on it.
     #[inline]
     pub fn compare_swap_u64(&self, offset: usize, operands: &CompareSwap) -> Result<u64, Error> {
         self.registration.compare_swap_u64(offset, operands).map_err(|_| self.outside(offset, 8))
     }
 
-    /// Revokes the STag, waits until no engine uses the memory any more, and gives it back as an ordinary vector (copied if it
-    /// was not registered as one).
+    /// Revokes the STag, waits until no engine uses the memory any more, and gives it back as an ordinary vector
+    /// (copied if it was not registered as one).
     pub fn deregister(self) -> Vec<u8> {
         self.registration.deregister().into_vec().unwrap_or_else(|buffer| buffer.as_slice().to_vec())
     }

@@ -4,8 +4,8 @@ use uwarp_memory::Access;
 
 /// Octets of a peer's memory: what an RDMA operation needs to know of them, and what the peer lets it do.
 ///
-/// Its owner makes it ([`MemoryRegion::remote`](crate::MemoryRegion::remote)) and sends it by whatever way both sides agree on:
-/// private data, a Send, a file. On the wire it has [`LEN`](Self::LEN) octets:
+/// Its owner makes it ([`MemoryRegion::remote`](crate::MemoryRegion::remote)) and sends it by whatever way both sides
+/// agree on: private data, a Send, a file. On the wire it has [`LEN`](Self::LEN) octets:
 ///
 /// | octets | meaning |
 /// |---|---|

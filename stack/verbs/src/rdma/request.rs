@@ -27,7 +27,8 @@ enum Payload<'a> {
     Inline(&'a [u8]),
     /// [`AtomicOperands`].
     Operands([u8; AtomicOperands::LEN]),
-    /// The same, and the sink of the former value: its STag, and whether it has eight octets. Its offset is the trailer.
+    /// The same, and the sink of the former value: its STag, and whether it has eight octets. Its offset is the
+    /// trailer.
     OperandsInto { operands: [u8; AtomicOperands::LEN], stag: u32, fits: bool },
 }
 
@@ -46,8 +47,8 @@ pub struct SendRequest<'a> {
     stag: u32,
     remote_offset: u64,
     payload: Payload<'a>,
-    /// What stands behind the payload in the element: the data of a Write with immediate data, the rights of a bind, the
-    /// sink's offset of an atomic.
+    /// What stands behind the payload in the element: the data of a Write with immediate data, the rights of a bind,
+    /// the sink's offset of an atomic.
     trailer: u64,
 }
 
@@ -83,10 +84,11 @@ impl<'a> SendRequest<'a> {
         Self { stag: remote_stag, remote_offset, ..Self::new(id, SendOpcode::Read, Payload::Entries(sink)) }
     }
 
-    /// Immediate Data (RFC 7306 §6): `data` comes, as [`Completion::immediate_data`](crate::Completion::immediate_data), with
-    /// the completion of the peer's next receive, whose memory stays untouched. On the wire it is a big-endian number. Both
-    /// sides must have agreed on [`Features::immediate`]; [`solicited`](Self::solicited) applies. The 32 bits of a program
-    /// written for verbs are a number below 2^32.
+    /// Immediate Data (RFC 7306 §6): `data` comes, as
+    /// [`Completion::immediate_data`](crate::Completion::immediate_data), with the completion of the peer's next
+    /// receive, whose memory stays untouched. On the wire it is a big-endian number. Both sides must have agreed on
+    /// [`Features::immediate`]; [`solicited`](Self::solicited) applies. The 32 bits of a program written for verbs are
+    /// a number below 2^32.
     pub fn immediate(id: u64, data: u64) -> Self {
         Self { remote_offset: data, ..Self::new(id, SendOpcode::Immediate, Payload::Entries(&[])) }
     }
@@ -102,10 +104,10 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    /// FetchAdd (RFC 7306 §5.1.1): adds `add` to the eight octets at `remote_offset` of the peer's region, in the peer's byte
-    /// order. The former value is [`Completion::original_value`](crate::Completion::original_value). Both sides must have
-    /// agreed on [`Features::atomics`], the address must be a multiple of eight at the peer, and the region needs the
-    /// right `REMOTE_ATOMIC`. It takes one of the slots of reads (ORD).
+    /// FetchAdd (RFC 7306 §5.1.1): adds `add` to the eight octets at `remote_offset` of the peer's region, in the
+    /// peer's byte order. The former value is [`Completion::original_value`](crate::Completion::original_value). Both
+    /// sides must have agreed on [`Features::atomics`], the address must be a multiple of eight at the peer, and the
+    /// region needs the right `REMOTE_ATOMIC`. It takes one of the slots of reads (ORD).
     pub fn fetch_add(id: u64, remote_stag: u32, remote_offset: u64, add: u64) -> Self {
         Self::fetch_add_masked(id, remote_stag, remote_offset, add, 0)
     }
@@ -136,9 +138,9 @@ impl<'a> SendRequest<'a> {
         Self::atomic(id, SendOpcode::CompareSwap, remote_stag, remote_offset, operands)
     }
 
-    /// Has an atomic operation store the former value in `sink`, too, in this machine's octet order: eight octets of a region
-    /// with the right `LOCAL_WRITE`, as verbs have it. They are there before the completion, and without one before those of
-    /// later work. It takes one slot of the send queue more. Has no effect on other operations.
+    /// Has an atomic operation store the former value in `sink`, too, in this machine's octet order: eight octets of a
+    /// region with the right `LOCAL_WRITE`, as verbs have it. They are there before the completion, and without one
+    /// before those of later work. It takes one slot of the send queue more. Has no effect on other operations.
     pub fn original_into(mut self, sink: Sge) -> Self {
         if let Payload::Operands(operands) | Payload::OperandsInto { operands, .. } = self.payload {
             self.payload = Payload::OperandsInto { operands, stag: sink.stag, fits: sink.length == ORIGINAL_LEN };

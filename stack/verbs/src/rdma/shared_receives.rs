@@ -34,10 +34,11 @@ impl Default for SharedReceiveOptions {
 /// queue pair's messages. A message that finds none ends its connection, as on a queue of its own: set a limit
 /// ([`set_limit`](Self::set_limit)) for an early warning. Unused receives are not flushed when a connection ends.
 ///
-/// [`AsyncEvent::LastReceiveReached`](crate::AsyncEvent::LastReceiveReached) says when a queue pair takes no more from it.
+/// [`AsyncEvent::LastReceiveReached`](crate::AsyncEvent::LastReceiveReached) says when a queue pair takes no more from
+/// it.
 ///
-/// One thread owns it at a time (`Send`, not `Sync`). Dropping it drops the receives that nobody has taken, once the last
-/// queue pair that uses it is gone.
+/// One thread owns it at a time (`Send`, not `Sync`). Dropping it drops the receives that nobody has taken, once the
+/// last queue pair that uses it is gone.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     receives: Arc<SharedReceives>,

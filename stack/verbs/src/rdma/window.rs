@@ -73,14 +73,14 @@ impl ProtectionDomain {
         MemoryWindow::allocate(self.shared(), self.number())
     }
 
-    /// A region for registration by work requests, of at most `pieces` pieces (1 to [`MAX_PIECES`](crate::MAX_PIECES)). It takes
-    /// one of the context's regions.
+    /// A region for registration by work requests, of at most `pieces` pieces (1 to [`MAX_PIECES`](crate::MAX_PIECES)).
+    /// It takes one of the context's regions.
     pub fn allocate_fast_region(&self, pieces: usize) -> Result<FastRegion, Error> {
         FastRegion::allocate(self.shared(), self.number(), pieces)
     }
 
-    /// A memory window whose STags' low eight bits its owner chooses ([`MemoryWindow::bind_as`]), as programs written for verbs
-    /// do. STags of other windows are harder to guess.
+    /// A memory window whose STags' low eight bits its owner chooses ([`MemoryWindow::bind_as`]), as programs written
+    /// for verbs do. STags of other windows are harder to guess.
     ///
     /// # Errors
     /// There are as many regions as the context allows.
@@ -111,13 +111,13 @@ impl MemoryWindow {
         Ok(self.bind_to(id, part, part.offset, access))
     }
 
-    /// As [`bind`](Self::bind), with an STag of the owner's choice, as verbs have it: its low eight bits are free, and the others
-    /// are those of [`stag`](Self::stag). The window must come from
-    /// [`allocate_window_with_owner_keys`](ProtectionDomain::allocate_window_with_owner_keys). The part's first octet gets the
-    /// tagged offset `base`: its own in the region, 0, or another.
+    /// As [`bind`](Self::bind), with an STag of the owner's choice, as verbs have it: its low eight bits are free, and
+    /// the others are those of [`stag`](Self::stag). The window must come from
+    /// [`allocate_window_with_owner_keys`](ProtectionDomain::allocate_window_with_owner_keys). The part's first octet
+    /// gets the tagged offset `base`: its own in the region, 0, or another.
     ///
-    /// Several binds of one window, with invalidations between them, may be posted together. An STag that is used again is
-    /// valid again for whoever has it from before.
+    /// Several binds of one window, with invalidations between them, may be posted together. An STag that is used again
+    /// is valid again for whoever has it from before.
     ///
     /// # Errors
     /// Those of [`bind`](Self::bind), and an STag that the owner cannot choose. The window's STag is as it was.

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use uwarp_engine::command::{AsyncEvent, Command};
 use uwarp_ring::Notifier;
 
-/// What keeps a context open: the context, its domains, queues, queue pairs and listeners hold one together. When the last of
-/// them is dropped, the context closes.
+/// What keeps a context open: the context, its domains, queues, queue pairs and listeners hold one together. When the
+/// last of them is dropped, the context closes.
 #[derive(Debug)]
 pub(crate) struct Shared {
     core: Arc<Core>,
@@ -91,9 +91,9 @@ impl Drop for Shared {
 /// A clone is the same context. It closes when it and everything made from it is dropped, or by [`close`](Self::close):
 /// then it waits, for at most the configuration's `linger`, until the peers have acknowledged what was sent.
 ///
-/// An inline context belongs to the thread that opened it, which has to call [`poll`](Self::poll), poll a completion queue, or
-/// be inside a blocking call, for anything to happen: no acknowledgment and no timer runs otherwise. Other threads may
-/// post work and reap completions, but their blocking calls fail with [`Error::WrongThread`].
+/// An inline context belongs to the thread that opened it, which has to call [`poll`](Self::poll), poll a completion
+/// queue, or be inside a blocking call, for anything to happen: no acknowledgment and no timer runs otherwise. Other
+/// threads may post work and reap completions, but their blocking calls fail with [`Error::WrongThread`].
 #[derive(Clone, Debug)]
 pub struct Context {
     shared: Arc<Shared>,
@@ -114,9 +114,9 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes a context without its device: no DPDK, no thread, no socket. Protection domains, memory regions, completion
-    /// queues and queue pairs can be made and receives posted. Whatever needs the network starts the context first: to listen,
-    /// to connect, and [`start`](Self::start).
+    /// Makes a context without its device: no DPDK, no thread, no socket. Protection domains, memory regions,
+    /// completion queues and queue pairs can be made and receives posted. Whatever needs the network starts the context
+    /// first: to listen, to connect, and [`start`](Self::start).
     ///
     /// An inline context belongs to the thread that opens it, so this opens it at once.
     ///
@@ -133,8 +133,8 @@ impl Context {
     /// Opens the device and starts the engines. Again: nothing.
     ///
     /// # Errors
-    /// What DPDK, the device, or the system refuses. The context and its objects stay as they were, and it can be tried again;
-    /// but a process has one attempt to start DPDK itself.
+    /// What DPDK, the device, or the system refuses. The context and its objects stay as they were, and it can be tried
+    /// again; but a process has one attempt to start DPDK itself.
     pub fn start(&self) -> Result<(), Error> {
         self.shared.start()
     }
@@ -144,8 +144,8 @@ impl Context {
         self.shared.is_running()
     }
 
-    /// Opens two contexts in this process that are joined back to back without a device: for tests and first steps. Their
-    /// addresses must differ and be in one subnet.
+    /// Opens two contexts in this process that are joined back to back without a device: for tests and first steps.
+    /// Their addresses must differ and be in one subnet.
     pub fn pair_in_process(a: Config, b: Config) -> Result<(Self, Self), Error> {
         let (a, b) = prepare::prepare_pair(a, b)?;
         let (a, b) = (Self::from_prepared(a), Self::from_prepared(b));
@@ -198,13 +198,14 @@ impl Context {
         if !self.is_started() {
             return Ok(());
         }
-        // An engine reads its mailbox before it looks for work, once a turn: without its answer, what the caller posts next
-        // might still leave in a turn that has not heard of the faults.
+        // An engine reads its mailbox before it looks for work, once a turn: without its answer, what the caller posts
+        // next might still leave in a turn that has not heard of the faults.
         self.shared.snapshot(true);
         Ok(())
     }
 
-    /// Starts to write all frames to a capture file, and the context, unless it runs. Engines beyond the first write to the same name with `.1`, `.2`, ...
+    /// Starts to write all frames to a capture file, and the context, unless it runs. Engines beyond the first write to
+    /// the same name with `.1`, `.2`, ...
     pub fn start_capture(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.shared.check_here()?;
         self.shared.start()?;
@@ -223,8 +224,9 @@ impl Context {
         self.shared.monitor.get().map(Monitor::path)
     }
 
-    /// Closes the context now, whatever of its objects is still alive: waits up to `linger` until the peers have acknowledged
-    /// everything, then stops the engines and closes the device. Later calls fail with [`Error::ContextClosed`].
+    /// Closes the context now, whatever of its objects is still alive: waits up to `linger` until the peers have
+    /// acknowledged everything, then stops the engines and closes the device. Later calls fail with
+    /// [`Error::ContextClosed`].
     pub fn close(self) -> Result<(), Error> {
         self.shared.check_here()?;
         // First, so that nobody finds the socket of a context that is going.

@@ -158,7 +158,8 @@ impl Seat {
         let Some(engine) = &mut self.engine else {
             return Turned::default();
         };
-        // The engine is never used again after a panic except to fail its queue pairs, so broken invariants stay inside.
+        // The engine is never used again after a panic except to fail its queue pairs, so broken invariants stay
+        // inside.
         let turned = catch_unwind(AssertUnwindSafe(|| each_kind!(engine, engine => engine.turn(now))));
         match turned {
             Ok(turned) => turned,
@@ -203,8 +204,8 @@ impl Seat {
         turned
     }
 
-    /// A turn by a thread of the application, which holds the helm and polls a completion queue; several, while there is nothing
-    /// to do, if it polls the same queue again and again: to take the helm costs as much as a turn.
+    /// A turn by a thread of the application, which holds the helm and polls a completion queue; several, while there
+    /// is nothing to do, if it polls the same queue again and again: to take the helm costs as much as a turn.
     fn turn_for_application(&mut self, queue: CompletionQueueId) -> Turned {
         if self.is_done() {
             return Turned::default();
@@ -260,17 +261,18 @@ impl Seat {
 
 /// Turns in one poll of the application, at most, while there is nothing to do.
 const IDLE_TURNS: u32 = 4;
-/// Longest sleep of an engine that is told of everything: a safety net, and for devices that do not announce changes of their
-/// link.
+/// Longest sleep of an engine that is told of everything: a safety net, and for devices that do not announce changes of
+/// their link.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Descriptors that one sleep can wait for.
 const MOST_DESCRIPTORS: usize = 24;
 
-/// Lets the calling thread sleep, which turns these engines, until one of them has something to do, at most for `limit`; if a
-/// device announces nothing, at most for `nap`. Returns what ended the sleep; `None` if there was none, since an engine had
-/// something to do.
+/// Lets the calling thread sleep, which turns these engines, until one of them has something to do, at most for
+/// `limit`; if a device announces nothing, at most for `nap`. Returns what ended the sleep; `None` if there was none,
+/// since an engine had something to do.
 fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
-    // First the wake-ups are enabled, then every engine turns once more. So whatever comes is seen now, or ends the sleep.
+    // First the wake-ups are enabled, then every engine turns once more. So whatever comes is seen now, or ends the
+    // sleep.
     let mut announced = seats.len() * 3 <= MOST_DESCRIPTORS;
     for seat in seats.iter_mut() {
         seat.wake.arm();
@@ -412,8 +414,8 @@ pub(crate) fn is_seated_here(context: u64) -> bool {
     SEATS.try_with(|seats| seats.borrow().list.iter().any(|seat| seat.context == context)).unwrap_or(false)
 }
 
-/// Rings the doorbell of a queue pair or connection of an inline context. False if its engine is not on this thread, or busy:
-/// then the doorbells for all threads have to be used.
+/// Rings the doorbell of a queue pair or connection of an inline context. False if its engine is not on this thread, or
+/// busy: then the doorbells for all threads have to be used.
 #[inline]
 pub(crate) fn ring_inline(context: u64, number: u32) -> bool {
     SEATS

@@ -36,8 +36,8 @@ impl EngineHandle {
         Self { commands, doorbells, wake, helm, health, mailbox: Mutex::new(Some(mailbox)), thread: Mutex::new(None) }
     }
 
-    /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it. An engine with a
-    /// `thread` of its own gets the time to say so.
+    /// Ends the engine from any thread, when it is called: its queue pairs fail, and nobody waits for it. An engine
+    /// with a `thread` of its own gets the time to say so.
     pub(crate) fn ender(&self, thread: bool) -> impl FnOnce(&str) + Send + 'static {
         let (commands, doorbells) = (self.commands.clone(), Arc::clone(&self.doorbells));
         let (wake, health) = (Arc::clone(&self.wake), Arc::clone(&self.health));
@@ -52,8 +52,8 @@ impl EngineHandle {
         }
     }
 
-    /// Puts a command into the mailbox. An engine that does not run yet finds it there when it does; one that is gone drops
-    /// it, and with it the reply channels inside.
+    /// Puts a command into the mailbox. An engine that does not run yet finds it there when it does; one that is gone
+    /// drops it, and with it the reply channels inside.
     pub(crate) fn command(&self, command: Command) {
         if let Command::RemoveCompletionQueue { queue } = &command
             && self.forget(*queue)
@@ -66,8 +66,8 @@ impl EngineHandle {
         }
     }
 
-    /// Takes a completion queue out of the mailbox of an engine that does not run yet, so that a program which makes many
-    /// before the start does not fill it. False if the engine runs.
+    /// Takes a completion queue out of the mailbox of an engine that does not run yet, so that a program which makes
+    /// many before the start does not fill it. False if the engine runs.
     fn forget(&self, queue: CompletionQueueId) -> bool {
         let mailbox = lock(&self.mailbox);
         let Some(mailbox) = &*mailbox else { return false };

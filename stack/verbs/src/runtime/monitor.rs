@@ -38,7 +38,8 @@ pub(crate) struct Monitor {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The directory of the monitor sockets: `uwarp` in `XDG_RUNTIME_DIR`, or `uwarp-UID` in the directory for temporary files.
+/// The directory of the monitor sockets: `uwarp` in `XDG_RUNTIME_DIR`, or `uwarp-UID` in the directory for temporary
+/// files.
 pub fn runtime_directory() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(directory) if Path::new(&directory).is_absolute() => PathBuf::from(directory).join("uwarp"),

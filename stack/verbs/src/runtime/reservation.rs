@@ -9,12 +9,13 @@ use std::sync::Arc;
 /// Ports that are chosen from when nobody asks for one: the dynamic ports of RFC 6335 §6.
 const CHOSEN: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
-/// A TCP port of a context that is kept for its holder: to listen on ([`Context::listen_on`](crate::Context::listen_on)), or to
-/// connect from ([`ConnectOptions::local_port`](crate::ConnectOptions#structfield.local_port)). Nobody else of the context
-/// can listen on it, and no connection gets it by chance.
+/// A TCP port of a context that is kept for its holder: to listen on
+/// ([`Context::listen_on`](crate::Context::listen_on)), or to connect from
+/// ([`ConnectOptions::local_port`](crate::ConnectOptions#structfield.local_port)). Nobody else of the context can
+/// listen on it, and no connection gets it by chance.
 ///
-/// A clone is the same reservation. The port is free again when the last clone, and the listener made with it, is dropped. On
-/// a switch, other programs can have it when its last connection has ended, too.
+/// A clone is the same reservation. The port is free again when the last clone, and the listener made with it, is
+/// dropped. On a switch, other programs can have it when its last connection has ended, too.
 #[derive(Clone, Debug)]
 pub struct PortReservation(Arc<Held>);
 

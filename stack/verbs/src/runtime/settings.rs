@@ -92,8 +92,8 @@ pub(crate) fn tcp_config(config: &Config) -> uwarp_tcp::Config {
         }),
         user_timeout: tcp.user_timeout,
         time_wait: tcp.time_wait,
-        // For RDMA streams, whose end is one for both directions (RFC 5040 §6.2): a peer that does not close must not hold a
-        // queue pair for ever. A plain stream may be half closed for as long as its application likes.
+        // For RDMA streams, whose end is one for both directions (RFC 5040 §6.2): a peer that does not close must not
+        // hold a queue pair for ever. A plain stream may be half closed for as long as its application likes.
         fin_wait_2: Some(tcp.user_timeout.unwrap_or(Duration::from_secs(60)).max(config.linger)),
         congestion: tcp_congestion(tcp.congestion),
         ecn: match tcp.ecn {

@@ -1,7 +1,7 @@
 //! Two processes over real DPDK devices.
 //!
-//! EAL is one per process, so a test starts its own binary again, once for each role, with the configuration and the role in
-//! the environment. A child tells what it does in lines that begin with `@@`.
+//! EAL is one per process, so a test starts its own binary again, once for each role, with the configuration and the
+//! role in the environment. A child tells what it does in lines that begin with `@@`.
 
 use crate::transfer;
 use anyhow::{Context as _, Result, bail};
@@ -58,8 +58,8 @@ impl Wire {
         self.directory.path().join("wire.sock")
     }
 
-    /// Waits until the listening end is ready for the other one to start. A virtio-user end only opens when its vhost end is
-    /// there, so there is nothing to wait for; its client tries until it is heard.
+    /// Waits until the listening end is ready for the other one to start. A virtio-user end only opens when its vhost
+    /// end is there, so there is nothing to wait for; its client tries until it is heard.
     pub fn await_server(&self, server: &mut Role) -> Result<()> {
         match self.device {
             Device::Virtio { .. } | Device::VirtioSegmentation => Ok(()),

@@ -165,8 +165,8 @@ fn packet_too_big_names_our_segment_and_the_mtu() {
 /// RFC 4443 §2.4 (e): no error about an error, whatever extension headers are in front of it.
 #[test]
 fn packets_that_are_errors_forbid_errors() {
-    // A Hop-by-Hop Options, Routing and Destination Options header, one of the latter of 16 octets, an Authentication header, and
-    // the Fragment header of a first fragment: number, and octets behind the next header's.
+    // A Hop-by-Hop Options, Routing and Destination Options header, one of the latter of 16 octets, an Authentication
+    // header, and the Fragment header of a first fragment: number, and octets behind the next header's.
     let extensions: [(u8, &[u8]); 6] = [
         (0, &[0, 1, 4, 0, 0, 0, 0]),
         (43, &[0, 9, 0, 0, 0, 0, 0]),

@@ -1,4 +1,5 @@
-//! The attackers: a port of their own on a network, simulated or real, and TCP connections that do exactly what an attack wants.
+//! The attackers: a port of their own on a network, simulated or real, and TCP connections that do exactly what an
+//! attack wants.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

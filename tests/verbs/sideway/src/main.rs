@@ -3,8 +3,8 @@
 //! ```text
 //! uwarp-sideway basic|extended server|client ADDRESS
 //! ```
-//! The queue pair is the program's own. With `extended`, work is posted by `ibv_wr_*` and completions come by `ibv_start_poll`. The
-//! client writes to the server's memory, reads it back, and changes a counter there by atomics.
+//! The queue pair is the program's own. With `extended`, work is posted by `ibv_wr_*` and completions come by
+//! `ibv_start_poll`. The client writes to the server's memory, reads it back, and changes a counter there by atomics.
 
 use std::collections::VecDeque;
 use std::error::Error;

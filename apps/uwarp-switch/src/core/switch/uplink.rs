@@ -1,8 +1,9 @@
 //! What passes between the clients and other hosts, over the uplink.
 //!
-//! The uplink is one station of its network, which has the shared addresses. Clients know other hosts by their own hardware
-//! addresses: each asks, and keeps what it learns. The switch passes a question on as the uplink's, and the answer only to those
-//! who have asked. So there is no table of neighbours here that one client, or a stranger, could fill or falsify for others.
+//! The uplink is one station of its network, which has the shared addresses. Clients know other hosts by their own
+//! hardware addresses: each asks, and keeps what it learns. The switch passes a question on as the uplink's, and the
+//! answer only to those who have asked. So there is no table of neighbours here that one client, or a stranger, could
+//! fill or falsify for others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -172,15 +173,15 @@ impl Switch {
         Ok(self.pass(from, ClientId::UPLINK, segment, octets))
     }
 
-    /// A client's connection with another host begins or ends. It is on the client's account, whoever accepts it: otherwise
-    /// others could fill the list.
+    /// A client's connection with another host begins or ends. It is on the client's account, whoever accepts it:
+    /// otherwise others could fill the list.
     fn follow_outside(&mut self, client: ClientId, segment: &Segment, octets: &[u8], host: [u8; 6], way: Way) {
         let Some(uplink) = &mut self.uplink else { return };
         let (source, destination) = ends(segment);
         let flags = TcpFlags::from_bits(segment.flags.into());
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
-            // Whether a host's segment is in the window, only the client's TCP knows: it answers a FIN by its own, and falls silent
-            // behind a reset.
+            // Whether a host's segment is in the window, only the client's TCP knows: it answers a FIN by its own, and
+            // falls silent behind a reset.
             if way == Way::Out {
                 uplink.flows.ended((client, source), (client, destination));
             } else if flags.contains(TcpFlags::RST) && uplink.flows.may_have_ended(client, destination, source) {
@@ -229,8 +230,8 @@ impl Switch {
         })
     }
 
-    /// The same by Neighbor Discovery. The answer is for the uplink's station, so the question is from a shared address, also if
-    /// the client asks from its link-local one.
+    /// The same by Neighbor Discovery. The answer is for the uplink's station, so the question is from a shared
+    /// address, also if the client asks from its link-local one.
     pub(super) fn ask_by_solicitation(
         &mut self,
         from: ClientId,
@@ -256,7 +257,8 @@ impl Switch {
 
     // --- from the uplink ---
 
-    /// A frame from the uplink. What is for other stations, or nobody's business here, is dropped without being counted.
+    /// A frame from the uplink. What is for other stations, or nobody's business here, is dropped without being
+    /// counted.
     pub(super) fn inspect_outside(&mut self, octets: &mut [u8]) -> Result<Verdict, DropReason> {
         let own = self.macs[ClientId::UPLINK.place()];
         let (destination, source) = (station(octets, 0), station(octets, 6));

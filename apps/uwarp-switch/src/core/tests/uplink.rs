@@ -200,8 +200,8 @@ fn a_port_that_nobody_owns_resets_hosts_and_a_host_is_told_of_a_clients_death() 
     answer_is_reset(&switch, 77);
     assert_eq!((&switch.answer()[..6], &switch.answer()[6..12]), (&HOST[..], &UPLINK[..]));
 
-    // The host accepts one connection, the client two, of which it resets one. The host's ports have the numbers of the client's own:
-    // that is what two switches give out.
+    // The host accepts one connection, the client two, of which it resets one. The host's ports have the numbers of the
+    // client's own: that is what two switches give out.
     let other = first_port(&switch, 1);
     let ask = |switch: &mut Switch, from: usize, ports| {
         judge(switch, from, destined(leaving(from, ports).flags(TcpFlags::SYN).build(), HOST));

@@ -190,7 +190,8 @@ fn segments_of_an_ordinary_mtu_grow_to_64_kib() {
     assert_eq!(lengths, [45 * 1448]);
 }
 
-/// What was cut is given to the engine before more is taken from the device, which else would wait here without a bound.
+/// What was cut is given to the engine before more is taken from the device, which else would wait here without a
+/// bound.
 #[test]
 fn no_more_is_taken_from_the_device_while_pieces_wait() {
     let (mut near, far) = LoopPort::pair(LoopOptions::default());

@@ -1,6 +1,6 @@
 //! CRC32C by folding (Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
-//! 2009), with or without storing what is read, and by the `crc32` instruction where folding does not pay: in three streams, or
-//! in one for what is shorter still.
+//! 2009), with or without storing what is read, and by the `crc32` instruction where folding does not pay: in three
+//! streams, or in one for what is shorter still.
 //!
 //! A 128-bit piece of the message may be replaced by its product with x^n modulo the polynomial, added to the piece n
 //! bits further on. In the bit-reflected order of CRC32C, and with the product of two reflected factors coming out one
@@ -83,8 +83,8 @@ const STREAMS_FROM: usize = 96;
 /// From this many octets on folding is faster than three streams.
 const STREAMS_BELOW: usize = 480;
 
-/// By the number of 64-bit words: the factors that move the registers of the first and of the second stream over all words
-/// behind them. The last word's `crc32` multiplies by x^32 itself.
+/// By the number of 64-bit words: the factors that move the registers of the first and of the second stream over all
+/// words behind them. The last word's `crc32` multiplies by x^32 itself.
 static TO_THE_END: [[u64; 2]; STREAMS_BELOW / 8] = {
     let mut factors = [[0; 2]; STREAMS_BELOW / 8];
     let mut words = STREAMS_FROM / 8;
@@ -96,8 +96,8 @@ static TO_THE_END: [[u64; 2]; STREAMS_BELOW / 8] = {
     factors
 };
 
-/// By the `crc32` instruction in three streams, of which each takes a third of the words: it has a latency of three cycles, but
-/// one can begin in each cycle.
+/// By the `crc32` instruction in three streams, of which each takes a third of the words: it has a latency of three
+/// cycles, but one can begin in each cycle.
 ///
 /// # Safety
 /// As [`serial`], and `length` is from [`STREAMS_FROM`] to below [`STREAMS_BELOW`].
@@ -202,8 +202,8 @@ pub(super) mod avx512 {
         };
 
         // Octets that do not fill a block are taken at the start, as a block with zeros before them: zeros before the
-        // message, and before the register is added to its first four octets, change nothing. Of the 64 octets read here
-        // those that are not taken are read (and stored) again by the next block.
+        // message, and before the register is added to its first four octets, change nothing. Of the 64 octets read
+        // here those that are not taken are read (and stored) again by the next block.
         let odd = length % 64;
         let start = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register as i32));
         let head = _mm512_xor_si512(block(0), start);

@@ -1,5 +1,5 @@
-//! The sum of the Internet checksum. One's complement sums do not mind the width of the words nor their byte order
-//! (RFC 1071 §2): 32-bit words in the machine's order are added up in 64-bit lanes, and the result is turned at the end.
+//! The sum of the Internet checksum. One's complement sums do not mind the width of the words nor their byte order (RFC
+//! 1071 §2): 32-bit words in the machine's order are added up in 64-bit lanes, and the result is turned at the end.
 
 use std::arch::x86_64::*;
 
@@ -86,8 +86,8 @@ pub(super) unsafe fn avx2(octets: *const u8, length: usize) -> u32 {
         }
         let left = length - offset;
         let rest = if length >= 32 && length.is_multiple_of(2) {
-            // The last 32 octets without those that are summed. They may begin in the middle of a 32-bit word, since the sum is
-            // the same modulo 0xFFFF for 16-bit words at any place.
+            // The last 32 octets without those that are summed. They may begin in the middle of a 32-bit word, since
+            // the sum is the same modulo 0xFFFF for 16-bit words at any place.
             let mask = _mm256_loadu_si256(LAST_OF_32.as_ptr().add(left).cast());
             _mm256_and_si256(_mm256_loadu_si256(octets.add(length - 32).cast()), mask)
         } else {

@@ -14,8 +14,8 @@ use uwarp_engine::command::Features;
 use uwarp_engine::work::SendFlags;
 use uwarp_ring::{Doorbells, Notifier, Producer, Slot};
 
-/// Tells the send half that the stream is in full operation, and what it needs then. It looks here only while it is not ready
-/// itself, so that posting costs nothing for it.
+/// Tells the send half that the stream is in full operation, and what it needs then. It looks here only while it is not
+/// ready itself, so that posting costs nothing for it.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     /// Set by the engine, before it reports the connection or anything that comes by it.
@@ -109,11 +109,11 @@ impl SendHalf {
         self.number
     }
 
-    /// Posts requests, in order, and returns their number. Either a request is posted whole, or the error says how many before
-    /// it were posted; nothing is lost.
+    /// Posts requests, in order, and returns their number. Either a request is posted whole, or the error says how many
+    /// before it were posted; nothing is lost.
     ///
-    /// Requests can be posted once the stream is in full operation, whether the connection's owner has looked at the outcome
-    /// or not. After its end they are taken and flushed.
+    /// Requests can be posted once the stream is in full operation, whether the connection's owner has looked at the
+    /// outcome or not. After its end they are taken and flushed.
     ///
     /// # Errors
     /// [`PostErrorReason`] says what is wrong with the request behind those that were posted.
@@ -259,8 +259,8 @@ impl ReceiveHalf {
         Self { ring, entries: options.max_sge, is_shared: options.shared_receives.is_some() }
     }
 
-    /// Posts requests, in order, and returns their number; as [`SendHalf::post_send`], but also before the connection is made,
-    /// which is the time to do it.
+    /// Posts requests, in order, and returns their number; as [`SendHalf::post_send`], but also before the connection
+    /// is made, which is the time to do it.
     ///
     /// # Errors
     /// [`PostErrorReason`] says what is wrong with the request behind those that were posted.
@@ -292,7 +292,8 @@ impl ReceiveHalf {
             reservation.commit();
             posted += 1;
         }
-        // No doorbell: the engine looks for receives when a message comes, and now and then once the queue pair has failed.
+        // No doorbell: the engine looks for receives when a message comes, and now and then once the queue pair has
+        // failed.
         match reason {
             None => Ok(posted),
             Some(reason) => Err(PostError { posted, reason }),

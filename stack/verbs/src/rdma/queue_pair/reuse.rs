@@ -21,8 +21,8 @@ impl QueuePairControl {
         Ok(Unbound { send: send_queue, receive: receive_queue, membership })
     }
 
-    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted. It can
-    /// connect or accept again. `send` is its other half; see [`QueuePair::reset`](crate::QueuePair::reset).
+    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted.
+    /// It can connect or accept again. `send` is its other half; see [`QueuePair::reset`](crate::QueuePair::reset).
     ///
     /// # Errors
     /// [`Error::State`] while it has a connection: [`abort`](Self::abort) that, and wait for its end.
@@ -50,10 +50,10 @@ impl QueuePairControl {
         Ok(())
     }
 
-    /// Ends the queue pair at once: its connection is reset, or closed if the peer has acknowledged all that was sent. The
-    /// context does not linger for it, and nothing of it completes any more. When this returns, its engine has forgotten it, its
-    /// last frames are with the device, and a switch has delivered them: the process may end at once. (By another thread than
-    /// that of an inline context, the engine forgets it when it turns next.)
+    /// Ends the queue pair at once: its connection is reset, or closed if the peer has acknowledged all that was sent.
+    /// The context does not linger for it, and nothing of it completes any more. When this returns, its engine has
+    /// forgotten it, its last frames are with the device, and a switch has delivered them: the process may end at once.
+    /// (By another thread than that of an inline context, the engine forgets it when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;
         if self.unbound.is_some() {

@@ -11,8 +11,8 @@ use uwarp_tcp::Instant;
 /// Who turns an engine. Empty before the engine runs and afterwards.
 pub(crate) type Helm = uwarp_ring::Helm<Option<Seat>>;
 
-/// The application polls if it counts one in this time, while the thread turns: a poll in vain takes less. A program that polls
-/// memory, and the queue in between, counts less.
+/// The application polls if it counts one in this time, while the thread turns: a poll in vain takes less. A program
+/// that polls memory, and the queue in between, counts less.
 const POLL_TIME: Duration = Duration::from_micros(1);
 /// The same while the application turns. A turn counts as much as the frames it moves, which take less than that.
 const TURN_TIME: Duration = Duration::from_micros(4);
@@ -27,8 +27,8 @@ const LONGEST_REST: Duration = Duration::from_millis(1);
 /// Polls in vain after which the application wakes a thread that sleeps with the helm in its hands.
 const POLLS_BEFORE_CALL: u32 = 64;
 
-/// A turn by a thread of the application that polls a completion queue, if nobody else turns the engine now. `empty_polls`: how
-/// often the queue was empty in a row. True if the turn had something to do.
+/// A turn by a thread of the application that polls a completion queue, if nobody else turns the engine now.
+/// `empty_polls`: how often the queue was empty in a row. True if the turn had something to do.
 #[inline]
 pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_polls: u32) -> bool {
     let Some(mut held) = helm.try_take() else {
@@ -45,8 +45,8 @@ pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_
     turned.busy
 }
 
-/// Turns until the engine is shut down or fails: the body of an engine thread. While the application polls the thread stands back,
-/// if the options say so.
+/// Turns until the engine is shut down or fails: the body of an engine thread. While the application polls the thread
+/// stands back, if the options say so.
 pub(crate) fn run(helm: &Helm, mut seat: Seat, options: &EngineOptions) {
     seat.is_live = true;
     let mut held = helm.take();

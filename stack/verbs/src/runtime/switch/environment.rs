@@ -5,8 +5,8 @@ use crate::config::{Config, ConfigError};
 use std::path::PathBuf;
 
 impl Config {
-    /// The configuration of a program that nobody gave one, by its environment: the file that `UWARP_CONFIG` names; else the
-    /// switch whose socket `UWARP_SWITCH` names; else the switch at the first of
+    /// The configuration of a program that nobody gave one, by its environment: the file that `UWARP_CONFIG` names;
+    /// else the switch whose socket `UWARP_SWITCH` names; else the switch at the first of
     /// [`default_sockets`](crate::switch::default_sockets) at which one listens.
     ///
     /// # Errors

@@ -164,8 +164,8 @@ impl Link {
         }
     }
 
-    /// Asks, and waits for the answer. A switch that does not answer in time is lost: its answer would be taken for that of the
-    /// next request.
+    /// Asks, and waits for the answer. A switch that does not answer in time is lost: its answer would be taken for
+    /// that of the next request.
     fn ask(&self, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
         let answer = ask(&self.path, &self.socket, request);
         if answer.is_err() {
@@ -255,7 +255,8 @@ impl Link {
         }
     }
 
-    /// Returns when the switch has delivered what the context's device had from the engine; at once if there is no switch any more.
+    /// Returns when the switch has delivered what the context's device had from the engine; at once if there is no
+    /// switch any more.
     pub(crate) fn deliver(&self) {
         let _one_at_a_time = lock(&self.asking);
         if self.state.load(Ordering::Acquire) == OPEN {
@@ -286,8 +287,8 @@ impl Drop for Link {
     }
 }
 
-/// A TCP port that is this context's until it is dropped and the last connection of the port has ended: the switch drops what
-/// comes from a port that is not the sender's.
+/// A TCP port that is this context's until it is dropped and the last connection of the port has ended: the switch
+/// drops what comes from a port that is not the sender's.
 #[derive(Debug)]
 pub(crate) struct ReservedPort {
     port: u16,

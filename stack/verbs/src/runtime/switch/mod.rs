@@ -16,8 +16,9 @@ pub const SWITCH_VARIABLE: &str = "UWARP_SWITCH";
 /// Environment variable with the path of a configuration file.
 pub const CONFIG_VARIABLE: &str = "UWARP_CONFIG";
 
-/// Where a switch of this user listens unless it is told otherwise: `uwarp/switch.sock` in the user's run-time directory; for
-/// root without one, in `/run`; for others without one, in `~/.local/state`. `None` if there is no such directory.
+/// Where a switch of this user listens unless it is told otherwise: `uwarp/switch.sock` in the user's run-time
+/// directory; for root without one, in `/run`; for others without one, in `~/.local/state`. `None` if there is no such
+/// directory.
 pub fn own_socket() -> Option<PathBuf> {
     let uid = rustix::process::getuid();
     let user = user_directory().or_else(|| uid.is_root().then(|| PathBuf::from("/run")));
@@ -25,7 +26,8 @@ pub fn own_socket() -> Option<PathBuf> {
     Some(user.or_else(home)?.join("uwarp/switch.sock"))
 }
 
-/// The sockets at which a program looks for a switch, in this order: [`own_socket`], then the host's, `/run/uwarp/switch.sock`.
+/// The sockets at which a program looks for a switch, in this order: [`own_socket`], then the host's,
+/// `/run/uwarp/switch.sock`.
 pub fn default_sockets() -> Vec<PathBuf> {
     let mut sockets: Vec<PathBuf> = own_socket().into_iter().collect();
     let host = PathBuf::from("/run/uwarp/switch.sock");

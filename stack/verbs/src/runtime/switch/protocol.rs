@@ -1,7 +1,7 @@
 //! The messages between a switch and its clients: one JSON object in each packet of a SEQPACKET socket.
 //!
-//! A client sends a [`Request`] and waits for its [`Answer`]. Everything that a client holds is freed when its connection
-//! ends, or its process.
+//! A client sends a [`Request`] and waits for its [`Answer`]. Everything that a client holds is freed when its
+//! connection ends, or its process.
 
 use crate::config::{InterfaceAddress, MacAddress};
 use rustix::io::Errno;

@@ -23,12 +23,12 @@ pub const ATTACKS: &[(&str, Maker)] = &[
     ("unposted-receives", || Box::new(UnpostedReceives::default())),
 ];
 
-/// Octets in flight that take nearly all that one connection can have of the transmit pool: 4096 buffers, but for 256 that no
-/// record may take, and a fifth of the others.
+/// Octets in flight that take nearly all that one connection can have of the transmit pool: 4096 buffers, but for 256
+/// that no record may take, and a fifth of the others.
 const POOL: u32 = 3_000 * 1_460;
 
-/// Grows the target's window until a flight takes the transmit pool, then keeps it there: acknowledges a segment every 5 s, or
-/// closes its window and answers probes.
+/// Grows the target's window until a flight takes the transmit pool, then keeps it there: acknowledges a segment every
+/// 5 s, or closes its window and answers probes.
 #[derive(Debug)]
 struct Pinned {
     closes: bool,
@@ -125,8 +125,8 @@ impl Attack for Squeeze {
     }
 }
 
-/// Begins so many FPDUs that the budget of gather buffers is used up to the last octets, beside a bystander whose FPDUs come in
-/// pieces, too.
+/// Begins so many FPDUs that the budget of gather buffers is used up to the last octets, beside a bystander whose FPDUs
+/// come in pieces, too.
 #[derive(Debug)]
 struct GatherBudget {
     streams: Vec<(usize, bool)>,
@@ -227,8 +227,8 @@ impl Attack for AbandonedStream {
 /// Receives that the target's application posts for each connection.
 const RECEIVES: u32 = 8;
 
-/// Peers that send more messages than there are receives. One message of each waits, and the others pin a receive buffer
-/// each behind it.
+/// Peers that send more messages than there are receives. One message of each waits, and the others pin a receive
+/// buffer each behind it.
 #[derive(Debug)]
 struct UnpostedReceives {
     /// Numbers, and the messages sent.
