@@ -30,23 +30,11 @@ pub(crate) struct Moment<'a> {
     pub(crate) now: Instant,
 }
 
-/// What the short way has taken of a burst.
-pub(crate) struct Taken<'f> {
-    /// Frames.
-    pub(crate) frames: usize,
-    /// How far it has taken the last one.
-    pub(crate) end: End<'f>,
-}
-
-impl Taken<'_> {
-    const NOTHING: Self = Taken { frames: 0, end: End::All };
-}
-
 impl<B: Buffer> Connections<B> {
     /// Takes frames of the connection that the last frame belonged to: the first one if it is a predicted segment, and
-    /// those behind it that are alike. Writes, Sends, Reads and their responses that are whole in a frame are taken
-    /// here; at other FPDUs the general code goes on with that frame's octets. If nothing is taken, the general code
-    /// has to take the first frame.
+    /// those behind it that are alike. Gives how many; if none, the general code has to take the first frame. Writes,
+    /// Sends, Reads and their responses that are whole in a frame are taken here. If the last frame has others, `end`
+    /// says what is left of it for the general code.
     #[inline(never)]
     pub(crate) fn receive_hot<'f>(
         &mut self,
@@ -54,15 +42,16 @@ impl<B: Buffer> Connections<B> {
         counters: &mut Counters,
         moment: Moment<'_>,
         frames: &'f [B],
-    ) -> Taken<'f> {
-        let Some(index) = self.guess else { return Taken::NOTHING };
+        end: &mut End<'f>,
+    ) -> usize {
+        let Some(index) = self.guess else { return 0 };
         let connection = self.table.get(index);
         let template = connection.and_then(|connection| connection.next_hop.template.as_ref());
-        let Some(template) = template else { return Taken::NOTHING };
+        let Some(template) = template else { return 0 };
         if template.layout() == Layout::Ipv4 {
-            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames);
+            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end);
         }
-        self.receive_layout(rdma, counters, moment, index, frames)
+        self.receive_layout(rdma, counters, moment, index, frames, end)
     }
 
     /// The same for the other layouts.
@@ -74,20 +63,21 @@ impl<B: Buffer> Connections<B> {
         moment: Moment<'_>,
         index: u32,
         frames: &'f [B],
-    ) -> Taken<'f> {
+        end: &mut End<'f>,
+    ) -> usize {
         let connection = self.table.get(index);
         let template = connection.and_then(|connection| connection.next_hop.template.as_ref());
         match template.map(Template::layout) {
             Some(Layout::Ipv4Tagged) => {
-                self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames)
+                self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
             }
             Some(Layout::Ipv6) => {
-                self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames)
+                self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
             }
             Some(Layout::Ipv6Tagged) => {
-                self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames)
+                self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
             }
-            Some(Layout::Ipv4) | None => Taken::NOTHING,
+            Some(Layout::Ipv4) | None => 0,
         }
     }
 
@@ -100,64 +90,70 @@ impl<B: Buffer> Connections<B> {
         moment: Moment<'_>,
         index: u32,
         frames: &'f [B],
-    ) -> Taken<'f> {
-        let Some(first) = frames.first() else { return Taken::NOTHING };
-        let Some((connection, _)) = self.table.get_marked(index) else { return Taken::NOTHING };
+        end: &mut End<'f>,
+    ) -> usize {
+        let Some(first) = frames.first() else { return 0 };
+        let Some((connection, _)) = self.table.get_marked(index) else { return 0 };
         let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else {
-            return Taken::NOTHING;
+            return 0;
         };
-        let Some(template) = &next_hop.template else { return Taken::NOTHING };
+        let Some(template) = &next_hop.template else { return 0 };
         let frame = first.data();
-        let Some(predicted) = Predicted::of::<B, LINK, IP>(first, frame, template) else { return Taken::NOTHING };
+        let Some(predicted) = Predicted::of::<B, LINK, IP>(first, frame, template) else { return 0 };
         if running.receive_markers || !gather.is_empty() {
-            return Taken::NOTHING;
+            return 0;
         }
         let Some(events) = connection.tcp.on_usual_segment(moment.now, &predicted.segment) else {
-            return Taken::NOTHING;
+            return 0;
         };
         if events.contains(Events::OCTETS_ACKED) {
             connection.acknowledged(&mut self.records);
         }
         let mut train = Train::new(moment.turn, connection, rdma, counters);
-        let mut taken = Taken { frames: 1, end: train.take::<false>(frame, predicted.payload.clone()) };
-        if let End::All = taken.end {
-            self.settle_hot(rdma, moment.now, index);
-            if frames.len() > 1 {
-                taken = self.follow::<LINK, IP>(rdma, counters, moment, index, predicted, frames);
+        let mut taken = 1;
+        match train.take::<false>(frame, predicted.payload.clone()) {
+            End::All => {
+                self.settle_hot(rdma, moment.now, index);
+                if frames.len() > 1 {
+                    taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, end);
+                }
             }
+            other => *end = other,
         }
-        counters.hot_received += taken.frames as u64;
-        counters.frames_received += taken.frames as u64;
+        counters.hot_received += taken as u64;
+        counters.frames_received += taken as u64;
         taken
     }
 
-    /// Takes the segments that are like the first one, `predicted`, which was taken. Gives what was taken with that.
+    /// Takes the segments that are like the first one, `predicted`, which was taken. Gives how many frames were taken
+    /// with that.
     #[inline(never)]
     fn follow<'f, const LINK: usize, const IP: usize>(
         &mut self,
         rdma: &mut Rdma,
         counters: &mut Counters,
         moment: Moment<'_>,
-        index: u32,
         mut predicted: Predicted,
         frames: &'f [B],
-    ) -> Taken<'f> {
-        let mut taken = Taken { frames: 1, end: End::All };
+        end: &mut End<'f>,
+    ) -> usize {
+        let mut taken = 1;
+        let Some(index) = self.guess else { return taken };
         let Some((connection, _)) = self.table.get_marked(index) else { return taken };
         let first = frames[0].data();
         let mut train = Train::new(moment.turn, connection, rdma, counters);
-        while let Some(next) = frames.get(taken.frames)
-            && let End::All = taken.end
+        while let Some(next) = frames.get(taken)
+            && let End::All = end
         {
             let frame = next.data();
             let is_alike = predicted.becomes::<B, LINK, IP>(first, next, frame);
             if !is_alike || !train.connection.tcp.on_alike_segment(moment.now, &predicted.segment) {
                 break;
             }
-            taken.end = train.take::<true>(frame, predicted.payload.clone());
-            taken.frames += 1;
+            *end = train.take::<true>(frame, predicted.payload.clone());
+            taken += 1;
         }
-        if let End::All = taken.end {
+        if let End::All = end {
             self.settle_hot(rdma, moment.now, index);
         }
         taken

@@ -31,13 +31,14 @@ impl<P: Port> Core<P> {
     pub(super) fn receive_short(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
         let (Some(index), true) = (self.connections.guess, self.config.hot) else { return 0 };
         let moment = Moment { turn, now: self.now };
-        let taken = self.connections.receive_hot(&mut self.rdma, &mut self.counters, moment, frames);
-        match taken.end {
+        let mut end = End::All;
+        let taken = self.connections.receive_hot(&mut self.rdma, &mut self.counters, moment, frames, &mut end);
+        match end {
             End::All => {}
             End::Rest(octets) => self.receive_rest(turn, index, octets),
             End::Overflowed(octets) => self.fail_overflowed(turn, index, octets),
         }
-        taken.frames
+        taken
     }
 
     /// Octets of a predicted segment that are not usual.
