@@ -13,6 +13,7 @@ use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::phase::{Closing, Kind, Phase, Reader, StreamLimit};
 use crate::connection::shutdown::has_everything;
+use crate::connection::slab::Lent;
 use crate::connection::{Connection, Connections, Opening};
 use crate::link::Link;
 use crate::link::handoff::Handoff;
@@ -28,13 +29,14 @@ impl<B: Buffer> Connections<B> {
     /// Puts a connection back that was taken out for a while, with its timer. If it is over, the end of the step ends
     /// it, see [`Connections::ending`].
     #[inline]
-    pub(crate) fn put_back(&mut self, index: u32, mut connection: Box<Connection>) {
+    pub(crate) fn put_back(&mut self, mut connection: Lent<Connection>) {
+        let index = connection.index();
         if connection.gone || connection.has_told_all() || connection.time_wait_left().is_some() {
             self.end(index);
         } else if let Some(deadline) = connection.next_deadline() {
             self.wheel.arm(index, deadline);
         }
-        self.table.put(index, connection);
+        self.table.put(connection);
     }
 
     /// A connection that was reset ends at the end of the step.
@@ -87,7 +89,7 @@ impl<B: Buffer> Connections<B> {
         };
         connection.disconnect(link, rdma, counters, config, now);
         connection.schedule(&mut self.ready, index);
-        self.put_back(index, connection);
+        self.put_back(connection);
     }
 
     /// Closes all connections in order.
@@ -123,7 +125,7 @@ impl<B: Buffer> Connections<B> {
             } else {
                 connection.abort(link, counters, now);
             }
-            self.put_back(index, connection);
+            self.put_back(connection);
         }
         rdma.flush(counters, number);
         rdma.sweep_soon(number, now);

@@ -3,6 +3,7 @@
 use crate::api::command::{Abandoned, DisconnectReason};
 use crate::api::counters::Counters;
 use crate::connection::phase::Phase;
+use crate::connection::slab::Lent;
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
@@ -42,7 +43,7 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         number: u32,
     ) {
-        let Some(mut queue_pair) = rdma.take(Some(number)) else { return };
+        let Some(mut queue_pair) = rdma.take(Some(number)).map(Lent::leave) else { return };
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
@@ -52,7 +53,7 @@ impl<B: Buffer> Connections<B> {
             queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
             connection.leave_to_tcp(link, rdma, counters, now);
             connection.schedule(&mut self.ready, index);
-            self.put_back(index, connection);
+            self.put_back(connection);
         }
     }
 
@@ -65,7 +66,7 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         number: u32,
     ) -> Option<Abandoned> {
-        let mut queue_pair = rdma.take(Some(number))?;
+        let mut queue_pair = rdma.take(Some(number))?.leave();
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
@@ -86,7 +87,7 @@ impl<B: Buffer> Connections<B> {
                 }
                 connection.abort(link, counters, now);
             }
-            self.put_back(index, connection);
+            self.put_back(connection);
         }
         rdma.lanes.forget(number);
         Some(queue_pair.abandon())

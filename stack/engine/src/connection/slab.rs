@@ -1,5 +1,7 @@
 //! Indexed stores: connections with generation-checked handles, and buffers that TCP knows by number.
 
+use std::ops::{Deref, DerefMut};
+
 use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::BufferToken;
 
@@ -18,6 +20,65 @@ impl Handle {
 
     pub(crate) fn from_bits(bits: u64) -> Handle {
         Handle { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
+/// A value that is out of its table for a while. It has to go back, or to leave its table for good ([`Lent::leave`]): dropped
+/// otherwise, it would be lost, which a debug build does not let pass.
+#[derive(Debug)]
+#[must_use = "it has to go back into its table"]
+pub(crate) struct Lent<T> {
+    index: u32,
+    value: Box<T>,
+    unreturned: Unreturned,
+}
+
+/// Panics when it is dropped, in a debug build.
+#[derive(Debug)]
+struct Unreturned;
+
+impl Drop for Unreturned {
+    #[inline]
+    fn drop(&mut self) {
+        debug_assert!(std::thread::panicking(), "a value was not put back into its table");
+    }
+}
+
+impl<T> Lent<T> {
+    /// What was at `index` of its table.
+    #[inline]
+    pub(crate) fn new(index: u32, value: Box<T>) -> Lent<T> {
+        Lent { index, value, unreturned: Unreturned }
+    }
+
+    /// Where it was.
+    #[inline]
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Takes it away from its table.
+    #[inline]
+    pub(crate) fn leave(self) -> Box<T> {
+        let Lent { value, unreturned, .. } = self;
+        std::mem::forget(unreturned);
+        value
+    }
+}
+
+impl<T> Deref for Lent<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Lent<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
     }
 }
 
@@ -54,24 +115,27 @@ impl<T> Slab<T> {
         (Handle { index, generation: entry.generation }, entry.value.insert(Box::new(value)))
     }
 
-    /// Takes a value out; its index stays reserved for [`Slab::put`].
+    /// Takes a value out; its index stays reserved.
     #[inline]
-    pub(crate) fn take(&mut self, index: u32) -> Option<Box<T>> {
+    pub(crate) fn take(&mut self, index: u32) -> Option<Lent<T>> {
         let entry = self.entries.get_mut(index as usize)?;
         entry.mark = false;
-        entry.value.take()
+        Some(Lent::new(index, entry.value.take()?))
     }
 
     /// Returns a value that [`Slab::take`] gave.
     #[inline]
-    pub(crate) fn put(&mut self, index: u32, value: Box<T>) {
-        if let Some(entry) = self.entries.get_mut(index as usize) {
-            entry.value = Some(value);
+    pub(crate) fn put(&mut self, lent: Lent<T>) {
+        let index = lent.index as usize;
+        if let Some(entry) = self.entries.get_mut(index) {
+            entry.value = Some(lent.leave());
         }
     }
 
     /// Frees the index of a value that [`Slab::take`] gave.
-    pub(crate) fn release(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, lent: Lent<T>) {
+        let index = lent.index;
+        drop(lent.leave());
         if let Some(entry) = self.entries.get_mut(index as usize) {
             entry.generation = entry.generation.wrapping_add(1);
             self.free.push(index);
@@ -217,8 +281,9 @@ mod tests {
         let mut slab = Slab::new();
         let (first, _) = slab.insert("a");
         assert_eq!(slab.resolve(first), Some(first.index));
-        assert_eq!(slab.take(first.index), Some(Box::new("a")));
-        slab.release(first.index);
+        let value = slab.take(first.index).expect("it is there");
+        assert_eq!(*value, "a");
+        slab.release(value);
         let (second, _) = slab.insert("b");
         assert_eq!(first.index, second.index);
         assert_eq!(slab.resolve(first), None);
@@ -237,12 +302,21 @@ mod tests {
         slab.get_mut(index);
         assert!(!mark(&mut slab));
         let value = slab.take(index).expect("it is there");
-        slab.put(index, value);
+        slab.put(value);
         assert!(!mark(&mut slab));
-        slab.take(index);
-        slab.release(index);
+        let value = slab.take(index).expect("it is there");
+        slab.release(value);
         assert_eq!(slab.insert("b").0.index, index);
         assert!(!mark(&mut slab));
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "not put back")]
+    fn a_value_that_is_not_put_back_is_noticed() {
+        let mut slab = Slab::new();
+        let index = slab.insert("a").0.index;
+        drop(slab.take(index));
     }
 
     #[test]

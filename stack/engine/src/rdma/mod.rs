@@ -7,6 +7,7 @@ use uwarp_tcp::Instant;
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink, QueuePairSetup};
 use crate::api::config::{EngineConfig, IwarpConfig};
 use crate::connection::Connection;
+use crate::connection::slab::Lent;
 use crate::rdma::commits::Commits;
 use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
@@ -83,17 +84,18 @@ impl Rdma {
 
     /// Takes a queue pair out of the table, for a while or for good.
     #[inline]
-    pub(crate) fn take(&mut self, number: Option<u32>) -> Option<Box<QueuePair>> {
-        self.queue_pairs.get_mut(number? as usize)?.take()
+    pub(crate) fn take(&mut self, number: Option<u32>) -> Option<Lent<QueuePair>> {
+        let number = number?;
+        Some(Lent::new(number, self.queue_pairs.get_mut(number as usize)?.take()?))
     }
 
     /// Puts it back.
     #[inline]
-    pub(crate) fn give(&mut self, queue_pair: Option<Box<QueuePair>>) {
+    pub(crate) fn give(&mut self, queue_pair: Option<Lent<QueuePair>>) {
         if let Some(queue_pair) = queue_pair
-            && let Some(place) = self.queue_pairs.get_mut(queue_pair.number as usize)
+            && let Some(place) = self.queue_pairs.get_mut(queue_pair.index() as usize)
         {
-            *place = Some(queue_pair);
+            *place = Some(queue_pair.leave());
         }
     }
 

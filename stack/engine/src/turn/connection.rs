@@ -7,6 +7,7 @@ use crate::api::command::{ConnectFailure, ConnectParameters};
 use crate::connection::Connection;
 use crate::connection::ending::release;
 use crate::connection::phase::Phase;
+use crate::connection::slab::Lent;
 use crate::connection::startup::Startup;
 use crate::core::Core;
 use crate::link::port::Port;
@@ -77,7 +78,7 @@ impl<P: Port> Core<P> {
             let used = self.on_startup_octets(index, &mut connection, rest);
             rest = &rest[used.min(rest.len())..];
         }
-        self.put_back(index, connection);
+        self.put_back(connection);
     }
 
     /// Handles TCP's events that come before the octets of their segment.
@@ -148,13 +149,13 @@ impl<P: Port> Core<P> {
         if connection.awaits_receive() && !connection.gone {
             self.look_for_receive(turn, index, &mut connection);
         }
-        self.put_back(index, connection);
+        self.put_back(connection);
     }
 
     /// Puts a connection back that was taken out for a while, and ends it if it is over.
     #[inline]
-    pub(crate) fn put_back(&mut self, index: u32, connection: Box<Connection>) {
-        self.connections.put_back(index, connection);
+    pub(crate) fn put_back(&mut self, connection: Lent<Connection>) {
+        self.connections.put_back(connection);
         if !self.connections.ending.is_empty() {
             self.end_connections();
         }
@@ -172,20 +173,20 @@ impl<P: Port> Core<P> {
             }
             if connection.gone {
                 release(self.link.handoff.as_ref(), &connection.flow);
-                self.dismantle(index, connection);
+                self.dismantle(connection);
                 continue;
             }
             if connection.has_told_all() {
                 connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
             }
             if let Some(wait) = connection.time_wait_left() {
-                self.enter_time_wait(index, connection, wait);
+                self.enter_time_wait(connection, wait);
                 continue;
             }
             if let Some(deadline) = connection.next_deadline() {
                 self.connections.wheel.arm(index, deadline);
             }
-            self.connections.table.put(index, connection);
+            self.connections.table.put(connection);
         }
         while let Some(retry) = self.connections.opening.retries.pop() {
             self.connect(retry);
@@ -194,15 +195,16 @@ impl<P: Port> Core<P> {
 
     /// Moves a connection to the TIME-WAIT table. The flow stays this engine's.
     #[cold]
-    pub(crate) fn enter_time_wait(&mut self, index: u32, connection: Box<Connection>, wait: TimeWait) {
+    pub(crate) fn enter_time_wait(&mut self, connection: Lent<Connection>, wait: TimeWait) {
         let flow = connection.flow;
-        self.dismantle(index, connection);
+        self.dismantle(connection);
         let handoff = self.link.handoff.as_ref();
         self.connections.time_wait.insert(flow, wait, |gone| release(handoff, gone));
     }
 
     /// Frees what a connection holds.
-    fn dismantle(&mut self, index: u32, mut connection: Box<Connection>) {
+    fn dismantle(&mut self, mut connection: Lent<Connection>) {
+        let (index, local_port) = (connection.index(), connection.flow.local_port);
         self.connections.opening.leave_listener(&mut connection);
         connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
         self.connections.dismantle(index, &mut connection, self.now);
@@ -211,8 +213,8 @@ impl<P: Port> Core<P> {
         // Its port may be given back to a switch now, which drops what comes from there later.
         self.flush();
         self.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
-        self.connections.table.release(index);
+        self.connections.table.release(connection);
         self.counters.connections_closed += 1;
-        self.connections.opening.reserved.disconnected(connection.flow.local_port);
+        self.connections.opening.reserved.disconnected(local_port);
     }
 }

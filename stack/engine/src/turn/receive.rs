@@ -10,6 +10,7 @@ use uwarp_wire::tcp::TcpFlags;
 
 use crate::api::stats::DropReason;
 use crate::connection::phase::Phase;
+use crate::connection::slab::Lent;
 use crate::connection::{Connection, HeldFrame};
 use crate::core::Core;
 use crate::hot::receive::{End, Moment};
@@ -47,7 +48,7 @@ impl<P: Port> Core<P> {
         self.was_usual = false;
         let Some(mut connection) = self.connections.table.take(index) else { return };
         self.on_octets(turn, index, &mut connection, octets);
-        self.settle_segment(index, connection, true);
+        self.settle_segment(connection, true);
     }
 
     /// The completion of an FPDU before `octets` did not fit.
@@ -63,7 +64,7 @@ impl<P: Port> Core<P> {
         if !connection.gone {
             self.on_octets(turn, index, &mut connection, octets);
         }
-        self.settle_segment(index, connection, true);
+        self.settle_segment(connection, true);
     }
 
     /// Takes a frame that is none for the short way.
@@ -161,16 +162,16 @@ impl<P: Port> Core<P> {
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer reuses the ports of a finished connection (RFC 6191): the new connection replaces it.
             if let Some(old) = connection.tcp.time_wait() {
-                self.enter_time_wait(index, connection, old);
+                self.enter_time_wait(connection, old);
             } else {
                 connection.gone = true;
-                self.put_back(index, connection);
+                self.put_back(connection);
             }
             self.on_stranger(frame, &buffer);
             return;
         }
         let usual = self.on_segment(turn, index, &mut connection, frame, buffer);
-        self.settle_segment(index, connection, usual);
+        self.settle_segment(connection, usual);
     }
 
     /// Finds who takes a segment of an unknown flow: another engine, nobody, or a connection that it opens by a cookie.
@@ -196,16 +197,17 @@ impl<P: Port> Core<P> {
 
     /// Puts a connection back whose segment was processed. `usual`: nothing happened that changes its state.
     #[inline]
-    pub(crate) fn settle_segment(&mut self, index: u32, mut connection: Box<Connection>, usual: bool) {
+    pub(crate) fn settle_segment(&mut self, mut connection: Lent<Connection>, usual: bool) {
         if usual && !connection.gone && !connection.quiet {
             connection.look_for_quiet(&mut self.rdma.queue_pairs);
         }
         if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
-            return self.put_back(index, connection);
+            return self.put_back(connection);
         }
         // It is served later in this turn, which also arms its timer.
+        let index = connection.index();
         connection.schedule(&mut self.connections.ready, index);
-        self.connections.table.put(index, connection);
+        self.connections.table.put(connection);
     }
 
     /// Takes a segment. True: nothing happened that changes the connection's state.

@@ -95,7 +95,7 @@ impl<P: Port> Core<P> {
         if more && !connection.gone {
             connection.schedule(&mut self.connections.ready, index);
         }
-        self.put_back(index, connection);
+        self.put_back(connection);
     }
 
     /// Hands TCP what there is to send. True: there is more.
