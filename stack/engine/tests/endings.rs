@@ -68,15 +68,9 @@ fn a_request_can_be_rejected_with_words() {
     assert_eq!((request.private_data.as_slice(), request.ird, request.ord), (&b"let me in"[..], Some(3), Some(5)));
     world.hosts[1].command(Command::Reject { request: request.request, private_data: b"no".to_vec() });
     let rejected = event(&mut world, &client, SECOND);
-    let number = client.number;
     assert_eq!(
         rejected,
-        Some(ConnectionEvent::Rejected {
-            queue_pair: number,
-            private_data: b"no".to_vec(),
-            peer_ird: Some(16),
-            peer_ord: Some(16),
-        })
+        Some(ConnectionEvent::Rejected { private_data: b"no".to_vec(), peer_ird: Some(16), peer_ord: Some(16) })
     );
     // The queue pair is idle again and may try once more.
     let server = world.hosts[1].pair(PairOptions::default());
@@ -119,7 +113,7 @@ fn an_accept_is_told_to_the_client_though_a_disconnect_or_a_shutdown_is_right_be
 fn attempts_that_cannot_succeed_say_why() {
     let mut world = World::two();
     let client = world.hosts[0].pair(PairOptions::default());
-    let failed = |reason| Some(ConnectionEvent::Failed { queue_pair: client.number, reason });
+    let failed = |reason| Some(ConnectionEvent::Failed(reason));
     let attempt = |world: &mut World, host: [u8; 4], port| {
         world.hosts[0].connect(&client, (std::net::Ipv4Addr::from(host), port), StartupOptions::default());
         event(world, &client, 20 * SECOND)
@@ -135,7 +129,7 @@ fn attempts_that_cannot_succeed_say_why() {
     let request = requests.try_recv().expect("it came");
     let server = world.hosts[1].pair(PairOptions::default());
     world.hosts[1].accept(&server, &request, StartupOptions::default());
-    let gone = Some(ConnectionEvent::Failed { queue_pair: server.number, reason: ConnectFailure::RequestGone });
+    let gone = Some(ConnectionEvent::Failed(ConnectFailure::RequestGone));
     assert_eq!(event(&mut world, &server, SECOND), gone);
     nothing_left(&mut world);
 }

@@ -58,7 +58,7 @@ fn whoever_waits_for_completions_is_woken_before_the_end_is_told() {
     let (told, is_woken) = unbounded();
     let application = std::thread::spawn(move || {
         while let Ok(event) = first.recv() {
-            let ends = matches!(event, ConnectionEvent::Disconnected { .. });
+            let ends = matches!(event, ConnectionEvent::Disconnected(_));
             let woken = ends && notifier.drain();
             if !ends {
                 notifier.arm();

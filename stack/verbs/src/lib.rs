@@ -215,7 +215,7 @@ pub use capabilities::{Atomicity, Capabilities};
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
 pub use rdma::completion::CompletionQueue;
-pub use rdma::connection::{AcceptOptions, ConnectOptions, ConnectRequest, Connecting, Established, MAX_PRIVATE_DATA};
+pub use rdma::connection::{AcceptOptions, ConnectOptions, ConnectRequest, Connecting, MAX_PRIVATE_DATA};
 pub use rdma::conversion::ConversionError;
 pub use rdma::domain::ProtectionDomain;
 pub use rdma::durable::{MemoryRange, MemoryType};
@@ -239,7 +239,7 @@ pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::MemifRole;
 pub use uwarp_engine::command::{
-    AsyncEvent, ConnectFailure, DisconnectReason, Features, ReadyToReceiveKinds, TerminateCode,
+    AsyncEvent, ConnectFailure, DisconnectReason, Established, Features, ReadyToReceiveKinds, TerminateCode,
 };
 pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedReceiveQueueId};
 pub use uwarp_engine::stream::{Interest, StreamFailure};

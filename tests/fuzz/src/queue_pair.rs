@@ -458,7 +458,7 @@ impl Life<'_> {
         self.world.hosts[0].command(Command::Abort { queue_pair: self.pair.number });
         self.go_on(10 * MILLISECOND);
         let ended = std::iter::from_fn(|| self.pair.events.try_recv().ok())
-            .filter(|event| matches!(event, ConnectionEvent::Disconnected { .. }))
+            .filter(|event| matches!(event, ConnectionEvent::Disconnected(_)))
             .count();
         assert_eq!(ended, 1, "the connection ends once");
         assert!(self.open.is_empty(), "work without an end: {:?}", self.open);

@@ -102,7 +102,7 @@ pub fn ends(world: &mut World, pair: &Pair) -> DisconnectReason {
         end.is_some()
     });
     match end {
-        Some(ConnectionEvent::Disconnected { reason, .. }) => reason,
+        Some(ConnectionEvent::Disconnected(reason)) => reason,
         other => panic!("the stream did not end: {other:?}"),
     }
 }

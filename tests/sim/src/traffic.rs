@@ -311,7 +311,7 @@ impl Stream {
             if let Ok(event) = end.pair.events.try_recv() {
                 match event {
                     ConnectionEvent::Established(_) => end.established = true,
-                    ConnectionEvent::Disconnected { .. } => broke = true,
+                    ConnectionEvent::Disconnected(_) => broke = true,
                     other => return Err(format!("a stream came to nothing: {other:?}")),
                 }
             }

@@ -81,7 +81,7 @@ impl Scene {
             look(&self.stats());
             for hoarder in &mut self.hoarders {
                 match hoarder.pair.events.try_recv() {
-                    Ok(ConnectionEvent::Disconnected { reason, .. }) => {
+                    Ok(ConnectionEvent::Disconnected(reason)) => {
                         let code = TerminateCode { layer: 0, error_type: 0, code: 0 };
                         assert_eq!(reason, DisconnectReason::LocalTerminated(code));
                         hoarder.ended = true;

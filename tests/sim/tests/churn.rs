@@ -60,7 +60,7 @@ fn churn(rounds: usize, at_once: usize, loss: f64) {
                             let queue_pair = client.number;
                             world.hosts[from].command(Command::Disconnect { queue_pair });
                         }
-                        ConnectionEvent::Disconnected { .. } => over += 1,
+                        ConnectionEvent::Disconnected(_) => over += 1,
                         other => panic!("round {round}: {other:?}"),
                     }
                 }

@@ -168,7 +168,7 @@ fn ports_are_taken_once_by_all_engines_together() {
         world.hosts[engine].command(Command::Connect(Box::new(parameters)));
         world.run(Duration::from_millis(10));
         let event = pair.events.try_recv();
-        let refused = matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::AddressInUse, .. }));
+        let refused = matches!(event, Ok(ConnectionEvent::Failed(ConnectFailure::AddressInUse)));
         assert_eq!(refused, engine == 1, "{event:?}");
     }
 }
@@ -346,7 +346,7 @@ fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
     };
     for local_port in [None, Some(5000)] {
         let event = connect(&mut world, local_port);
-        let refused = matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Limit, .. }));
+        let refused = matches!(event, Ok(ConnectionEvent::Failed(ConnectFailure::Limit)));
         assert!(refused, "{local_port:?}: {event:?}");
     }
     let stats = [0, 1].map(|engine| stats(&world, engine));

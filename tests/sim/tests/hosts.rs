@@ -197,7 +197,7 @@ fn a_subnets_broadcast_address_neither_opens_nor_is_opened() {
     assert!(!arps(&frames).iter().any(|packet| packet.target_address == all));
     let event = pair.events.try_recv();
     use uwarp_engine::command::{ConnectFailure, ConnectionEvent};
-    assert!(matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Address, .. })), "{event:?}");
+    assert!(matches!(event, Ok(ConnectionEvent::Failed(ConnectFailure::Address))), "{event:?}");
 }
 
 /// RFC 1122 §3.2.2: a source address that is not one host's gets no ICMP error, nor does a packet that was for many.

@@ -355,7 +355,7 @@ fn an_unreachable_host_ends_an_attempt_and_a_soft_error_must_quote_it() {
     assert_eq!(asked.len(), 3);
     assert_eq!(asked[0].route.destination, ipv6::solicited_node(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 77)).into());
     let event = pair.events.try_recv();
-    assert!(matches!(event, Ok(ConnectionEvent::Failed { reason: ConnectFailure::Unreachable, .. })), "{event:?}");
+    assert!(matches!(event, Ok(ConnectionEvent::Failed(ConnectFailure::Unreachable))), "{event:?}");
 
     introduce(&mut bench);
     bench.world.hosts[0].connect(&pair, (OUR, 80), StartupOptions::default());

@@ -244,8 +244,7 @@ impl Target {
                         let mut over = 0;
                         world.run_until(Duration::from_millis(1), |_| {
                             let events = others.iter().flat_map(|wire| wire.pair.events.try_iter());
-                            over +=
-                                events.filter(|event| matches!(event, ConnectionEvent::Disconnected { .. })).count();
+                            over += events.filter(|event| matches!(event, ConnectionEvent::Disconnected(_))).count();
                             over >= others.len()
                         });
                     }
@@ -363,11 +362,11 @@ impl Client {
                     link.up = true;
                     self.writer.connected(number);
                 }
-                ConnectionEvent::Rejected { .. } | ConnectionEvent::Failed { .. } => {
+                ConnectionEvent::Rejected { .. } | ConnectionEvent::Failed(_) => {
                     self.links[number] = None;
                     return;
                 }
-                ConnectionEvent::Disconnected { .. } => {
+                ConnectionEvent::Disconnected(_) => {
                     self.links[number] = None;
                     self.writer.lost(number);
                     return;

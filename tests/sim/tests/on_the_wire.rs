@@ -75,7 +75,7 @@ impl Scene {
             end.is_some()
         });
         match end {
-            Some(ConnectionEvent::Disconnected { reason, .. }) => Some(reason),
+            Some(ConnectionEvent::Disconnected(reason)) => Some(reason),
             _ => None,
         }
     }

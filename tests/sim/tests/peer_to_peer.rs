@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crossbeam::channel::Receiver;
 use uwarp_engine::command::{
-    Command, ConnectFailure, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent,
-    ReadyToReceiveKinds, StartupOptions, TerminateCode,
+    Command, ConnectFailure, ConnectionEvent, ConnectionRequest, DisconnectReason, Established, ReadyToReceiveKinds,
+    StartupOptions, TerminateCode,
 };
 use uwarp_engine::work::{Completion, CompletionOpcode, SendOpcode, Sge, Status};
 use uwarp_memory::{Access, Registration};
@@ -45,7 +45,7 @@ struct End {
     pair: Pair,
     region: Registration,
     done: Vec<Completion>,
-    established: Option<Box<EstablishedEvent>>,
+    established: Option<Box<Established>>,
 }
 
 impl End {
@@ -204,8 +204,8 @@ fn start(
 struct Started {
     /// The client has the server's message.
     heard: bool,
-    client: Option<Box<EstablishedEvent>>,
-    server: Option<Box<EstablishedEvent>>,
+    client: Option<Box<Established>>,
+    server: Option<Box<Established>>,
     client_end: Option<ConnectionEvent>,
     server_end: Option<ConnectionEvent>,
 }
@@ -213,14 +213,14 @@ struct Started {
 impl Started {
     fn client_failure(&self) -> Option<ConnectFailure> {
         match self.client_end {
-            Some(ConnectionEvent::Failed { reason, .. }) => Some(reason),
+            Some(ConnectionEvent::Failed(reason)) => Some(reason),
             _ => None,
         }
     }
 
     fn server_reason(&self) -> Option<DisconnectReason> {
         match self.server_end {
-            Some(ConnectionEvent::Disconnected { reason, .. }) => Some(reason),
+            Some(ConnectionEvent::Disconnected(reason)) => Some(reason),
             _ => None,
         }
     }
@@ -278,7 +278,7 @@ fn limits_of_reads_are_handed_up_and_may_be_left_alone() {
     let connect = StartupOptions { ird: 3, ord: 5, ..peer_to_peer(WRITE) };
     let accept = StartupOptions { ird: 7, ord: 2, ..StartupOptions::default() };
     let started = start(&mut world, &requests, connect.clone(), accept.clone());
-    let limits = |event: Option<Box<EstablishedEvent>>| event.map(|it| (it.ird, it.ord, it.peer_ird, it.peer_ord));
+    let limits = |event: Option<Box<Established>>| event.map(|it| (it.ird, it.ord, it.peer_ird, it.peer_ord));
     assert_eq!(limits(started.server), Some((7, 2, Some(3), Some(5))));
     assert_eq!(limits(started.client), Some((3, 5, Some(7), Some(2))));
 
@@ -309,7 +309,7 @@ fn a_hard_minimum_of_reads_ends_the_start_up() {
         "{:?}",
         started.client_end
     );
-    assert!(matches!(started.server_end, Some(ConnectionEvent::Failed { reason: ConnectFailure::ReadLimits, .. })));
+    assert!(matches!(started.server_end, Some(ConnectionEvent::Failed(ConnectFailure::ReadLimits))));
 }
 
 /// A raw initiator that requests peer-to-peer with every kind, and a responder that has something to send.
@@ -396,7 +396,7 @@ fn an_initiator_that_owes_its_indication_for_too_long_is_cut_off() {
         end = end.take().or(server.pair.events.try_recv().ok());
         end.is_some()
     });
-    let Some(ConnectionEvent::Disconnected { reason, .. }) = end else { panic!("{end:?}") };
+    let Some(ConnectionEvent::Disconnected(reason)) = end else { panic!("{end:?}") };
     assert_eq!(reason, DisconnectReason::TimedOut);
 }
 
@@ -420,6 +420,6 @@ fn the_time_limit_of_the_indication_does_not_cut_off_an_orderly_close() {
         end.is_some()
     });
     server.check(8);
-    let Some(ConnectionEvent::Disconnected { reason, .. }) = end else { panic!("{end:?}") };
+    let Some(ConnectionEvent::Disconnected(reason)) = end else { panic!("{end:?}") };
     assert_eq!(reason, DisconnectReason::Local);
 }

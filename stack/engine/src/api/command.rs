@@ -16,7 +16,7 @@ pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 pub use crate::api::event::{
-    AsyncEvent, ConnectFailure, ConnectionEvent, ConnectionRequest, ControlError, DisconnectReason, EstablishedEvent,
+    AsyncEvent, ConnectFailure, ConnectionEvent, ConnectionRequest, ControlError, DisconnectReason, Established,
     EventSink, TerminateCode, Watch, Watched, WatchedEvent, Watcher,
 };
 use crate::api::faults::FaultRates;

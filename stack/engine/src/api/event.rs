@@ -36,11 +36,9 @@ pub struct ConnectionRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionEvent {
     /// The stream is in full operation.
-    Established(Box<EstablishedEvent>),
+    Established(Box<Established>),
     /// The peer's reply had the reject bit. The queue pair is idle again.
     Rejected {
-        /// Which queue pair.
-        queue_pair: u32,
         /// The peer's private data.
         private_data: Vec<u8>,
         /// The IRD that the peer would have, if it says so (MPA revision 2).
@@ -49,47 +47,35 @@ pub enum ConnectionEvent {
         peer_ord: Option<u16>,
     },
     /// The connection failed. The queue pair is idle again.
-    Failed {
-        /// Which queue pair.
-        queue_pair: u32,
-        /// The reason.
-        reason: ConnectFailure,
-    },
+    Failed(ConnectFailure),
     /// The stream is over; all work has completed or was flushed.
-    Disconnected {
-        /// Which queue pair.
-        queue_pair: u32,
-        /// The reason.
-        reason: DisconnectReason,
-    },
+    Disconnected(DisconnectReason),
 }
 
-/// A stream in full operation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EstablishedEvent {
-    /// Which queue pair.
-    pub queue_pair: u32,
+/// A connection in full operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Established {
     /// The peer's address.
     pub peer: SocketAddr,
-    /// Our address.
+    /// This side's address.
     pub local: SocketAddr,
-    /// The peer's private data (of its Reply, or of its Request).
+    /// The peer's private data.
     pub private_data: Vec<u8>,
-    /// Inbound Read Requests that we serve at a time.
+    /// Inbound RDMA Reads that are taken at once.
     pub ird: u16,
-    /// Reads that we may have outstanding.
+    /// RDMA Reads outstanding at once.
     pub ord: u16,
-    /// IRD as the peer sent it (MPA revision 2); 0x3FFF leaves it to the applications.
+    /// IRD as the peer sent it, if it did (MPA revision 2); 0x3FFF leaves it to the applications.
     pub peer_ird: Option<u16>,
     /// ORD as the peer sent it.
     pub peer_ord: Option<u16>,
-    /// Peer-to-peer: this side, as responder too, may speak first.
+    /// Peer-to-peer: either side may send first.
     pub peer_to_peer: bool,
     /// Whether what this side sends has markers, because the peer asked for them.
     pub transmit_markers: bool,
     /// Whether what this side receives has markers.
     pub receive_markers: bool,
-    /// Whether CRCs are generated and checked.
+    /// Whether FPDUs carry CRCs.
     pub crc: bool,
 }
 

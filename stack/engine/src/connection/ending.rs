@@ -205,7 +205,7 @@ impl Connection {
                 Some(DisconnectReason::Reset) => ConnectFailure::Reset,
                 _ => ConnectFailure::Closed,
             };
-            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+            queue_pair.tell(ConnectionEvent::Failed(reason));
             return;
         }
         let reason = self.end.unwrap_or(DisconnectReason::Local);
@@ -224,7 +224,7 @@ impl Connection {
         queue_pair.flush(lanes, commits, events, counters, None, None);
         // Who hears of the end may take it for all: what waits for completions is woken first.
         lanes.settle();
-        queue_pair.tell(ConnectionEvent::Disconnected { queue_pair: number, reason });
+        queue_pair.tell(ConnectionEvent::Disconnected(reason));
         rdma.sweep_soon(number, now);
     }
 

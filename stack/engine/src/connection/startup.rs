@@ -13,8 +13,8 @@ use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::ethernet::EthernetAddress;
 
 use crate::api::command::{
-    ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, EstablishedEvent,
-    RequestId, StartupOptions, Watch, Watched,
+    ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, Established, RequestId,
+    StartupOptions, Watch, Watched,
 };
 use crate::api::config::{EngineConfig, IwarpConfig, Limits};
 use crate::api::counters::Counters;
@@ -330,7 +330,6 @@ impl Rdma {
             Outcome::Rejected(rejection) => {
                 if let Some(queue_pair) = self.unbind(connection) {
                     queue_pair.tell(ConnectionEvent::Rejected {
-                        queue_pair: number,
                         private_data: rejection.private_data,
                         peer_ird: rejection.peer_ird,
                         peer_ord: rejection.peer_ord,
@@ -346,7 +345,7 @@ impl Rdma {
                         Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
                         _ => ConnectFailure::ReadLimits,
                     };
-                    queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+                    queue_pair.tell(ConnectionEvent::Failed(reason));
                 }
                 connection.refuse(&parameters, fault, now + iwarp.terminate_drain);
             }
@@ -367,8 +366,7 @@ impl Rdma {
         let (local, peer) = endpoints(&connection.flow);
         if let Some(queue_pair) = self.queue_pair(number) {
             queue_pair.established.store(true, Ordering::Release);
-            queue_pair.tell(ConnectionEvent::Established(Box::new(EstablishedEvent {
-                queue_pair: number,
+            queue_pair.tell(ConnectionEvent::Established(Box::new(Established {
                 peer,
                 local,
                 ird: parameters.ird,
@@ -418,10 +416,8 @@ impl Connection {
         now: Instant,
         reason: ConnectFailure,
     ) {
-        if let Some(number) = self.queue_pair
-            && let Some(queue_pair) = rdma.unbind(self)
-        {
-            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+        if let Some(queue_pair) = rdma.unbind(self) {
+            queue_pair.tell(ConnectionEvent::Failed(reason));
         }
         if let Some(stream) = &self.stream {
             stream.fail(reason.into());

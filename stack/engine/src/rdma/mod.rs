@@ -130,7 +130,7 @@ impl Rdma {
     /// Reports to a queue pair that its connection failed.
     pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
         if let Some(queue_pair) = self.queue_pair(number) {
-            queue_pair.tell(ConnectionEvent::Failed { queue_pair: number, reason });
+            queue_pair.tell(ConnectionEvent::Failed(reason));
         }
     }
 

@@ -86,11 +86,10 @@ impl QueuePair {
 
     /// Reports the end of a connection whose queue pair is taken away.
     pub(crate) fn tell_end(&mut self, reason: DisconnectReason) {
-        let queue_pair = self.number;
         self.tell(if self.reports.was_established {
-            ConnectionEvent::Disconnected { queue_pair, reason }
+            ConnectionEvent::Disconnected(reason)
         } else {
-            ConnectionEvent::Failed { queue_pair, reason: ConnectFailure::Closed }
+            ConnectionEvent::Failed(ConnectFailure::Closed)
         });
     }
 

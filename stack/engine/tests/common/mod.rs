@@ -71,7 +71,7 @@ pub fn event(world: &mut World, pair: &Pair, limit: Duration) -> Option<Connecti
 /// Waits for the end of a pair's connection.
 pub fn end(world: &mut World, pair: &Pair, limit: Duration) -> DisconnectReason {
     match event(world, pair, limit) {
-        Some(ConnectionEvent::Disconnected { reason, .. }) => reason,
+        Some(ConnectionEvent::Disconnected(reason)) => reason,
         other => panic!("a disconnect, not {other:?}"),
     }
 }

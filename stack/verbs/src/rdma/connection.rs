@@ -2,7 +2,7 @@
 
 use crate::error::{ConnectError, Error};
 use crate::rdma::peer_to_peer::PeerToPeer;
-use crate::rdma::queue_pair::{Outcome, QueuePairControl};
+use crate::rdma::queue_pair::QueuePairControl;
 use crate::runtime::context::{Context, Shared};
 use crate::runtime::core::NoReply;
 use crate::runtime::switch::Link;
@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionRequest, Features, ReadyToReceiveKinds,
-    StartupOptions,
+    AcceptParameters, Command, ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, Established,
+    Features, ReadyToReceiveKinds, StartupOptions,
 };
 
 /// What blocking calls add to a time limit, within which the engine itself reports the time-out.
@@ -187,33 +187,6 @@ impl AcceptOptions {
         self.features = features;
         self
     }
-}
-
-/// A connection in full operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Established {
-    /// The peer's address.
-    pub peer: SocketAddr,
-    /// This side's address.
-    pub local: SocketAddr,
-    /// The peer's private data.
-    pub private_data: Vec<u8>,
-    /// Inbound RDMA Reads that are taken at once.
-    pub ird: u16,
-    /// RDMA Reads outstanding at once.
-    pub ord: u16,
-    /// IRD as the peer sent it, if it did (MPA revision 2); 0x3FFF leaves it to the applications.
-    pub peer_ird: Option<u16>,
-    /// ORD as the peer sent it.
-    pub peer_ord: Option<u16>,
-    /// Peer-to-peer: either side may send first.
-    pub peer_to_peer: bool,
-    /// Whether what this side sends has markers, because the peer asked for them.
-    pub transmit_markers: bool,
-    /// Whether what this side receives has markers.
-    pub receive_markers: bool,
-    /// Whether FPDUs carry CRCs.
-    pub crc: bool,
 }
 
 /// A peer that wants to connect. Dropping it without an answer rejects it.
@@ -506,13 +479,13 @@ impl Connecting {
         }
     }
 
-    fn judge(&self, outcome: Outcome) -> Result<Established, Error> {
+    fn judge(&self, outcome: ConnectionEvent) -> Result<Established, Error> {
         match outcome {
-            Outcome::Established(event) => Ok(Established::from(*event)),
-            Outcome::Rejected { private_data, peer_ird, peer_ord } => {
+            ConnectionEvent::Established(event) => Ok(*event),
+            ConnectionEvent::Rejected { private_data, peer_ird, peer_ord } => {
                 Err(self.error(ConnectError::Rejected { private_data, peer_ird, peer_ord }))
             }
-            Outcome::Failed(failure) => Err(self.error(match failure {
+            ConnectionEvent::Failed(failure) => Err(self.error(match failure {
                 ConnectFailure::Refused => ConnectError::Refused,
                 ConnectFailure::TimedOut => ConnectError::TimedOut(self.timeout),
                 ConnectFailure::Unreachable => ConnectError::Unreachable,
@@ -522,7 +495,7 @@ impl Connecting {
                 }
                 other => ConnectError::Engine(other.to_string()),
             })),
-            Outcome::Ended => Err(self.error(ConnectError::Closed)),
+            ConnectionEvent::Disconnected(_) => Err(self.error(ConnectError::Closed)),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Conversion of a plain stream to RDMA.
 
 use crate::error::{ConnectError, Error};
-use crate::rdma::connection::{self, ConnectOptions, ConnectRequest, Connecting, Established};
+use crate::rdma::connection::{self, ConnectOptions, ConnectRequest, Connecting};
 use crate::rdma::queue_pair::QueuePairControl;
 use crate::runtime::core::NoReply;
 use crate::tcp::TcpStream;
 use crossbeam::channel::bounded;
 use std::time::{Duration, Instant};
-use uwarp_engine::command::{ConnectionRequest, ConversionRole, EventSink};
+use uwarp_engine::command::{ConnectionRequest, ConversionRole, Established, EventSink};
 
 /// The conversion of a plain stream failed.
 #[derive(Debug, thiserror::Error)]

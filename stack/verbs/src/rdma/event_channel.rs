@@ -1,7 +1,7 @@
 //! Events of many connections behind one descriptor.
 
 use crate::error::Error;
-use crate::rdma::connection::{ConnectRequest, Established};
+use crate::rdma::connection::ConnectRequest;
 use crate::rdma::listener::Listener;
 use crate::rdma::queue_pair::QueuePairControl;
 use crate::runtime::context::Shared;
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Watched, WatchedEvent, Watcher,
+    ConnectFailure, ConnectionEvent, DisconnectReason, Established, EventSink, Watched, WatchedEvent, Watcher,
 };
 use uwarp_ring::Notifier;
 
@@ -104,24 +104,6 @@ pub enum ConnectionChange {
     Failed(ConnectFailure),
     /// The connection is over; all work of the queue pair has completed or been flushed.
     Disconnected(DisconnectReason),
-}
-
-impl From<EstablishedEvent> for Established {
-    fn from(event: EstablishedEvent) -> Self {
-        Self {
-            peer: event.peer,
-            local: event.local,
-            private_data: event.private_data,
-            ird: event.ird,
-            ord: event.ord,
-            peer_ird: event.peer_ird,
-            peer_ord: event.peer_ord,
-            peer_to_peer: event.peer_to_peer,
-            transmit_markers: event.transmit_markers,
-            receive_markers: event.receive_markers,
-            crc: event.crc,
-        }
-    }
 }
 
 impl Listener {
@@ -236,13 +218,13 @@ impl EventChannel {
                 ConnectionChange::Request(Box::new(ConnectRequest::of_listener(&shared, request)))
             }
             Watched::Connection(ConnectionEvent::Established(established)) => {
-                ConnectionChange::Established(Box::new((*established).into()))
+                ConnectionChange::Established(established)
             }
-            Watched::Connection(ConnectionEvent::Rejected { private_data, peer_ird, peer_ord, .. }) => {
+            Watched::Connection(ConnectionEvent::Rejected { private_data, peer_ird, peer_ord }) => {
                 ConnectionChange::Rejected { private_data, peer_ird, peer_ord }
             }
-            Watched::Connection(ConnectionEvent::Failed { reason, .. }) => ConnectionChange::Failed(reason),
-            Watched::Connection(ConnectionEvent::Disconnected { reason, .. }) => ConnectionChange::Disconnected(reason),
+            Watched::Connection(ConnectionEvent::Failed(reason)) => ConnectionChange::Failed(reason),
+            Watched::Connection(ConnectionEvent::Disconnected(reason)) => ConnectionChange::Disconnected(reason),
         };
         Some(ChannelEvent { key: event.key, change })
     }

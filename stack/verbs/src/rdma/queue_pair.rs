@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EstablishedEvent, EventSink, Features,
-    Membership, QueuePairSetup, Watch,
+    Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Features, Membership,
+    QueuePairSetup, Watch,
 };
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
@@ -99,15 +99,6 @@ pub struct QueuePairChange {
     pub end: bool,
 }
 
-/// What became of a connection that was being made.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    Established(Box<EstablishedEvent>),
-    Rejected { private_data: Vec<u8>, peer_ird: Option<u16>, peer_ord: Option<u16> },
-    Failed(ConnectFailure),
-    Ended,
-}
-
 /// The rings' other ends, until an engine gets them.
 #[derive(Debug)]
 struct Unbound {
@@ -139,11 +130,8 @@ pub struct QueuePairControl {
     stream: u32,
     domain: u32,
     made: Made,
-    features: Features,
     state: QueuePairState,
-    reason: Option<DisconnectReason>,
-    /// IRD and ORD.
-    reads: Option<(u16, u16)>,
+    last: LastConnection,
     unbound: Option<Unbound>,
     engine: usize,
     shared_receives: Option<Arc<SharedReceives>>,
@@ -155,6 +143,15 @@ pub struct QueuePairControl {
     gate: Arc<Gate>,
     completion_queues: [Arc<CompletionQueueCore>; 2],
     shared: Arc<Shared>,
+}
+
+/// What is known of a queue pair's connection, or of its last one.
+#[derive(Debug, Default)]
+struct LastConnection {
+    features: Features,
+    /// IRD and ORD.
+    reads: Option<(u16, u16)>,
+    reason: Option<DisconnectReason>,
 }
 
 /// What a queue pair was made with, and changed to.
@@ -212,10 +209,8 @@ impl QueuePair {
             stream: shared.objects.next(),
             domain,
             made,
-            features: Features::default(),
             state: QueuePairState::Idle,
-            reason: None,
-            reads: None,
+            last: LastConnection::default(),
             unbound: Some(Unbound { send: send_end, receive: receive_end, membership: Membership::new(members) }),
             engine: 0,
             shared_receives: options.shared_receives.map(|queue| Arc::clone(queue.receives())),
@@ -309,7 +304,7 @@ impl QueuePairControl {
     /// Why the connection ended, once the state is [`Disconnected`](QueuePairState::Disconnected).
     pub fn disconnect_reason(&mut self) -> Option<DisconnectReason> {
         self.drain_events();
-        self.reason
+        self.last.reason
     }
 
     /// Ends the connection in order: what was posted before is carried out, then TCP closes; what is posted later is
@@ -371,9 +366,9 @@ impl QueuePairControl {
             signal_all: self.made.signal_all,
             complete_when_acknowledged: self.made.complete_on_ack,
             shared_receives: self.shared_receives.as_ref().map(|queue| queue.id()),
-            features: self.features,
-            reads: self.reads,
-            disconnect_reason: self.reason,
+            features: self.last.features,
+            reads: self.last.reads,
+            disconnect_reason: self.last.reason,
         }
     }
 
@@ -476,13 +471,13 @@ impl QueuePairControl {
     }
 
     pub(crate) fn set_connecting(&mut self, features: Features) {
-        self.features = features;
+        self.last.features = features;
         self.gate.set_features(features);
         self.state = QueuePairState::Connecting;
     }
 
     /// The outcome of connecting, if it is known.
-    pub(crate) fn try_outcome(&mut self) -> Result<Option<Outcome>, NoReply> {
+    pub(crate) fn try_outcome(&mut self) -> Result<Option<ConnectionEvent>, NoReply> {
         match self.events.try_recv() {
             Ok(event) => Ok(Some(self.take_event(event))),
             Err(TryRecvError::Empty) => Ok(None),
@@ -491,7 +486,7 @@ impl QueuePairControl {
     }
 
     /// Waits for the outcome of connecting.
-    pub(crate) fn outcome(&mut self, deadline: Option<Instant>) -> Result<Outcome, NoReply> {
+    pub(crate) fn outcome(&mut self, deadline: Option<Instant>) -> Result<ConnectionEvent, NoReply> {
         let event = self.shared.receive(&self.events, deadline)?;
         Ok(self.take_event(event))
     }
@@ -514,31 +509,28 @@ impl QueuePairControl {
         }
     }
 
-    fn take_event(&mut self, event: ConnectionEvent) -> Outcome {
-        match event {
+    fn take_event(&mut self, mut event: ConnectionEvent) -> ConnectionEvent {
+        match &mut event {
             ConnectionEvent::Established(established) => {
-                self.reads = Some((established.ird, established.ord));
+                self.last.reads = Some((established.ird, established.ord));
                 if self.state == QueuePairState::Connecting {
                     self.state = QueuePairState::Connected;
                 }
-                Outcome::Established(established)
             }
-            ConnectionEvent::Rejected { private_data, peer_ird, peer_ord, .. } => {
+            ConnectionEvent::Rejected { .. } => self.state = QueuePairState::Idle,
+            ConnectionEvent::Failed(reason) => {
+                if self.state == QueuePairState::Disconnecting {
+                    // Ended by this side, whatever else went wrong.
+                    *reason = ConnectFailure::Closed;
+                }
                 self.state = QueuePairState::Idle;
-                Outcome::Rejected { private_data, peer_ird, peer_ord }
             }
-            ConnectionEvent::Failed { reason, .. } => {
-                // Ended by this side: nothing is to be tried again.
-                let ended_here = self.state == QueuePairState::Disconnecting;
-                self.state = QueuePairState::Idle;
-                if ended_here { Outcome::Ended } else { Outcome::Failed(reason) }
-            }
-            ConnectionEvent::Disconnected { reason, .. } => {
+            ConnectionEvent::Disconnected(reason) => {
                 self.state = QueuePairState::Disconnected;
-                self.reason = Some(reason);
-                Outcome::Ended
+                self.last.reason = Some(*reason);
             }
         }
+        event
     }
 }
 

@@ -1,10 +1,10 @@
 //! Queue pairs whose events go to a channel, that are reset, and that are destroyed at once.
 
-use super::{QueuePairControl, QueuePairState, SendHalf, Stage, Unbound};
+use super::{LastConnection, QueuePairControl, QueuePairState, SendHalf, Stage, Unbound};
 use crate::error::Error;
 use crossbeam::channel::bounded;
 use std::time::{Duration, Instant};
-use uwarp_engine::command::{Abandoned, Command, Features};
+use uwarp_engine::command::{Abandoned, Command};
 
 /// How long an engine may take to forget a queue pair before that is left to it.
 const DESTROY_LIMIT: Duration = Duration::from_secs(5);
@@ -44,8 +44,7 @@ impl QueuePairControl {
             ring.release(posted);
         }
         self.unbound = Some(unbound);
-        (self.state, self.reason, self.reads) = (QueuePairState::Idle, None, None);
-        self.features = Features::default();
+        (self.state, self.last) = (QueuePairState::Idle, LastConnection::default());
         send.close();
         Ok(())
     }
