@@ -31,6 +31,8 @@ const ALL: usize = 32 << 20;
 const PIECE: usize = 1 << 20;
 const DEPTH: usize = 4;
 const SEED: u64 = 3;
+/// An attack that does not work by then has lost too much.
+const ATTEMPT: Duration = Duration::from_secs(8);
 const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
 
 /// Writes its pattern to the server, and reports it by a Send.
@@ -111,20 +113,26 @@ struct Reports {
     is_over: AtomicBool,
 }
 
-/// Attacks until it is over.
+/// Attacks until it is over. An attack may need a flight that the network loses when this thread gets no CPU for a while:
+/// it begins anew then.
 fn raid(name: &str, server_mac: EthernetAddress, target: Target, stats: impl Fn() -> EngineStats, reports: &Reports) {
     let socket = PacketSocket::open("client").expect("a packet socket of root");
     let mut den = Den::new(Box::new(socket), ATTACKER, 0, (SERVER, server_mac));
     let mut attack = attacks::by_name(name);
     let start = Instant::now();
     let now = || uwarp_tcp::Instant::from_nanos(start.elapsed().as_nanos() as u64);
-    let mut looked = Instant::now();
+    let (mut looked, mut begun) = (Instant::now(), Instant::now());
     while !reports.is_over.load(Ordering::Relaxed) {
         den.turn(now());
         let _ = attack.turn(now(), &mut den, &target);
         if looked.elapsed() > Duration::from_millis(100) {
             looked = Instant::now();
             reports.works.fetch_or(attack.works(&stats(), &den), Ordering::Relaxed);
+        }
+        if begun.elapsed() > ATTEMPT && !reports.works.load(Ordering::Relaxed) {
+            begun = Instant::now();
+            den.reset_all(now());
+            attack = attacks::by_name(name);
         }
         pause();
     }

@@ -408,6 +408,15 @@ impl Den {
         self.send_as(now, number, header, &[]);
     }
 
+    /// Resets all connections.
+    pub fn reset_all(&mut self, now: Instant) {
+        for number in 0..self.puppets.len() {
+            if self.puppets[number].is_running() {
+                self.reset(now, number);
+            }
+        }
+    }
+
     /// Receives what has arrived, and sends a puppet's automatic answers.
     pub fn turn(&mut self, now: Instant) {
         for frame in self.carrier.receive(now) {
