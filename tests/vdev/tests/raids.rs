@@ -113,8 +113,8 @@ struct Reports {
     is_over: AtomicBool,
 }
 
-/// Attacks until it is over. An attack may need a flight that the network loses when this thread gets no CPU for a while:
-/// it begins anew then.
+/// Attacks until it is over. An attack may need a flight that the network loses when this thread gets no CPU for a
+/// while: it begins anew then.
 fn raid(name: &str, server_mac: EthernetAddress, target: Target, stats: impl Fn() -> EngineStats, reports: &Reports) {
     let socket = PacketSocket::open("client").expect("a packet socket of root");
     let mut den = Den::new(Box::new(socket), ATTACKER, 0, (SERVER, server_mac));

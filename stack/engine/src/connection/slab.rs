@@ -23,8 +23,8 @@ impl Handle {
     }
 }
 
-/// A value that is out of its table for a while. It has to go back, or to leave its table for good ([`Lent::leave`]): dropped
-/// otherwise, it would be lost, which a debug build does not let pass.
+/// A value that is out of its table for a while. It has to go back, or to leave its table for good ([`Lent::leave`]):
+/// dropped otherwise, it would be lost, which a debug build does not let pass.
 #[derive(Debug)]
 #[must_use = "it has to go back into its table"]
 pub(crate) struct Lent<T> {

@@ -302,10 +302,9 @@ fn place_write(
     if running.crc && !is_intact(fpdu) {
         return None;
     }
-    let payload = ulpdu.get(TAGGED_HEADER_LEN..)?;
-    if !payload.is_empty() {
-        turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::REMOTE_WRITE).ok()?;
-    }
+    // A Write of nothing, whose STag means nothing, is left to the general code.
+    let payload = ulpdu.get(TAGGED_HEADER_LEN..).filter(|payload| !payload.is_empty())?;
+    turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::REMOTE_WRITE).ok()?;
     running.stream.write_received(&header);
     Some(())
 }
