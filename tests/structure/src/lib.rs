@@ -80,6 +80,21 @@ fn fields(items: &[Item], found: &mut Vec<(String, usize)>) {
     }
 }
 
+/// Finds the Rust files below a folder.
+///
+/// # Panics
+/// If a folder cannot be read.
+pub fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
 /// Counts what is over a limit in the crates of `root/stack`.
 ///
 /// # Panics

@@ -1,19 +1,10 @@
 //! Comments are within 120 columns, where `cargo fmt` leaves them as they are.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use uwarp_structure_tests::sources;
 
 const COLUMNS: usize = 120;
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 #[test]
 fn no_comment_is_wider_than_the_code() {

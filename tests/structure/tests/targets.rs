@@ -1,17 +1,8 @@
 //! What `test = false` and `doctest = false` leave out of the build has no tests.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
+use uwarp_structure_tests::sources;
 
 /// Whether a code block of the documentation is compiled: all are but those marked as something else.
 fn has_doctest(text: &str) -> bool {

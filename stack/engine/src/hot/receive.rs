@@ -17,7 +17,7 @@ use crate::connection::{Connection, Connections};
 use crate::hot::segment::Predicted;
 use crate::hot::transmit::{arm, complete};
 use crate::link::port::Buffer;
-use crate::link::template::{Layout, PLAIN, TAGGED, Template};
+use crate::link::template::{Layout, PLAIN, TAGGED};
 use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
@@ -51,7 +51,8 @@ impl<B: Buffer> Connections<B> {
         if template.layout() == Layout::Ipv4 {
             return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end);
         }
-        self.receive_layout(rdma, counters, moment, index, frames, end)
+        let layout = template.layout();
+        self.receive_layout(rdma, counters, moment, layout, frames, end)
     }
 
     /// The same for the other layouts.
@@ -61,23 +62,24 @@ impl<B: Buffer> Connections<B> {
         rdma: &mut Rdma,
         counters: &mut Counters,
         moment: Moment<'_>,
-        index: u32,
+        layout: Layout,
         frames: &'f [B],
         end: &mut End<'f>,
     ) -> usize {
-        let connection = self.table.get(index);
-        let template = connection.and_then(|connection| connection.next_hop.template.as_ref());
-        match template.map(Template::layout) {
-            Some(Layout::Ipv4Tagged) => {
+        let Some(index) = self.guess else { return 0 };
+        match layout {
+            Layout::Ipv4 => {
+                self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
+            }
+            Layout::Ipv4Tagged => {
                 self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
             }
-            Some(Layout::Ipv6) => {
+            Layout::Ipv6 => {
                 self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
             }
-            Some(Layout::Ipv6Tagged) => {
+            Layout::Ipv6Tagged => {
                 self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
             }
-            Some(Layout::Ipv4) | None => 0,
         }
     }
 

@@ -181,7 +181,7 @@ fn build_response(
     let mut outgoing = Outgoing { message: response.message, source, tail: None };
     let whole = outgoing.message.clone();
     if !whole.continues(limit)
-        && let Ok(octets) = build_segment(turn, &mut outgoing, queue_pair, room, limit, running.crc)
+        && let Ok(octets) = build_segment(turn, &mut outgoing, queue_pair, room, limit, running.crc, &mut None)
         && octets > 0
     {
         return Some((octets, whole.length()));

@@ -47,7 +47,7 @@ impl<P: Port> Sending<'_, P> {
             if opens && source.is_none() {
                 source = OpenSource::of(turn, outgoing, queue_pair);
             }
-            let length = match build_from(turn, outgoing, queue_pair, room, limit, crc, &mut source) {
+            let length = match build_segment(turn, outgoing, queue_pair, room, limit, crc, &mut source) {
                 Ok(length) if length > 0 => length,
                 other => {
                     records.remove(token);
@@ -67,7 +67,7 @@ impl<P: Port> Sending<'_, P> {
 }
 
 /// Registered memory that the next FPDUs of a message take their payload from.
-struct OpenSource<'a> {
+pub(crate) struct OpenSource<'a> {
     region: OpenRegion<'a>,
     /// Where the next octet is.
     offset: u64,
@@ -93,9 +93,10 @@ impl<'a> OpenSource<'a> {
     }
 }
 
-/// As [`build_segment`], with payload from `source` as far as that has it.
+/// Builds the next FPDU of a message, which continues behind it, with payload from `source` as far as that has it.
+/// Gives its octets; none if there is no room.
 #[inline(always)]
-fn build_from(
+pub(crate) fn build_segment(
     turn: &Turn<'_>,
     outgoing: &mut Outgoing,
     queue_pair: &mut QueuePair,
@@ -116,23 +117,6 @@ fn build_from(
         return Ok(fpdu.end());
     }
     *source = None;
-    copy_payload(turn, queue_pair, outgoing.source, &cut, &mut fpdu)?;
-    Ok(fpdu.end())
-}
-
-/// Builds the next FPDU of a message, which continues behind it. Gives its octets; none if there is no room.
-#[inline(always)]
-pub(crate) fn build_segment(
-    turn: &Turn<'_>,
-    outgoing: &mut Outgoing,
-    queue_pair: &mut QueuePair,
-    room: &mut [u8],
-    limit: u16,
-    crc: bool,
-) -> Result<usize, AccessError> {
-    let place = room.get_mut(LENGTH_LEN..);
-    let Some(cut) = place.and_then(|place| outgoing.message.cut_into(limit, place)) else { return Ok(0) };
-    let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, crc);
     copy_payload(turn, queue_pair, outgoing.source, &cut, &mut fpdu)?;
     Ok(fpdu.end())
 }

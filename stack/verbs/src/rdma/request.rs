@@ -140,7 +140,7 @@ impl<'a> SendRequest<'a> {
 
     /// Has an atomic operation store the former value in `sink`, too, in this machine's octet order: eight octets of a
     /// region with the right `LOCAL_WRITE`, as verbs have it. They are there before the completion, and without one
-    /// before those of later work. It takes one slot of the send queue more. Has no effect on other operations.
+    /// before those of later work. It takes one more slot of the send queue. Other operations ignore it.
     pub fn original_into(mut self, sink: Sge) -> Self {
         if let Payload::Operands(operands) | Payload::OperandsInto { operands, .. } = self.payload {
             self.payload = Payload::OperandsInto { operands, stag: sink.stag, fits: sink.length == ORIGINAL_LEN };

@@ -261,8 +261,8 @@ impl Seat {
 
 /// Turns in one poll of the application, at most, while there is nothing to do.
 const IDLE_TURNS: u32 = 4;
-/// Longest sleep of an engine that is told of everything: a safety net, and for devices that do not announce changes of
-/// their link.
+/// Longest sleep of an engine whose device announces every frame: a safety net, and for devices that do not announce
+/// changes of their link.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Descriptors that one sleep can wait for.
 const MOST_DESCRIPTORS: usize = 24;
