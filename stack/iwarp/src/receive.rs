@@ -137,13 +137,13 @@ impl Stream {
     /// [`Delivery::Immediate`]. Pass the same ULPDU to `receive` again when a receive is posted. Returns the message's
     /// sequence number.
     pub fn defer(&mut self) -> u32 {
-        if self.open_send.open {
-            self.open_send = OpenSend::default();
+        if self.open.send.open {
+            self.open.send = OpenSend::default();
         } else {
             // Its only segment, which has ended it.
-            self.receive_send_number = self.receive_send_number.previous();
+            self.expected.send = self.expected.send.previous();
         }
-        self.receive_send_number.0
+        self.expected.send.0
     }
 
     /// The header of a segment that [`Stream::receive`] would deliver as part of a Write, if it does no more than
@@ -151,7 +151,7 @@ impl Stream {
     #[inline(always)]
     pub fn usual_write(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
         let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
-        let is_next = match self.open_tagged {
+        let is_next = match self.open.tagged {
             OpenTagged::None => true,
             OpenTagged::Write(open) => open == header.stag,
             OpenTagged::ReadResponse => false,
@@ -165,7 +165,7 @@ impl Stream {
     #[inline]
     pub fn write_received(&mut self, header: &TaggedHeader) {
         self.heard = true;
-        self.open_tagged = if header.last { OpenTagged::None } else { OpenTagged::Write(header.stag) };
+        self.open.tagged = if header.last { OpenTagged::None } else { OpenTagged::Write(header.stag) };
     }
 
     /// The header of a segment that [`Stream::receive`] would deliver as part of a Send that invalidates nothing, if it
@@ -173,10 +173,10 @@ impl Stream {
     #[inline]
     pub fn usual_send(&self, ulpdu: &[u8]) -> Option<UntaggedHeader> {
         let Ok(Header::Untagged(header)) = Header::parse(ulpdu) else { return None };
-        let open = &self.open_send;
+        let open = &self.open.send;
         let goes_on = |opcode: Opcode| !open.open || open.opcode == opcode.code();
         let is_next = header.queue == QueueNumber::SEND
-            && header.message_sequence_number == self.receive_send_number
+            && header.message_sequence_number == self.expected.send
             && header.message_offset == open.received
             && usual_opcode(header.control).is_some_and(goes_on)
             && open.received.checked_add(ulpdu.len() as u32).is_some();
@@ -187,12 +187,12 @@ impl Stream {
     #[inline]
     pub fn send_received(&mut self, header: &UntaggedHeader, payload_len: u32) {
         self.heard = true;
-        self.open_send = OpenSend::default();
+        self.open.send = OpenSend::default();
         if header.last {
-            self.receive_send_number = self.receive_send_number.next();
+            self.expected.send = self.expected.send.next();
         } else if let Some(opcode) = usual_opcode(header.control) {
             let received = header.message_offset + payload_len;
-            self.open_send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag: Stag(0), received };
+            self.open.send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag: Stag(0), received };
         }
     }
 
@@ -203,7 +203,7 @@ impl Stream {
         let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
         let is_next = header.control == Control::new(Opcode::ReadResponse)
             && header.last
-            && matches!(self.open_tagged, OpenTagged::None)
+            && matches!(self.open.tagged, OpenTagged::None)
             && header.offset.checked_add(ulpdu.len() as u64).is_some()
             && self.outstanding.is_answered_by(header.stag, header.offset, ulpdu.len() - TAGGED_HEADER_LEN);
         (is_next && self.delivers()).then_some(header)
@@ -224,9 +224,9 @@ impl Stream {
         let is_next = header.queue == QueueNumber::READ_REQUEST
             && header.control == Control::new(Opcode::ReadRequest)
             && header.last
-            && header.message_sequence_number == self.receive_request_number
+            && header.message_sequence_number == self.expected.request
             && header.message_offset == 0
-            && self.open_request.is_none();
+            && self.open.request.is_none();
         if !is_next || self.inbound.is_full() || !self.delivers() {
             return None;
         }
@@ -239,7 +239,7 @@ impl Stream {
     #[inline]
     pub fn read_request_received(&mut self, read: InboundRead) {
         self.heard = true;
-        self.receive_request_number = self.receive_request_number.next();
+        self.expected.request = self.expected.request.next();
         self.accept_read(read);
     }
 
@@ -263,20 +263,20 @@ impl Stream {
         }
         match opcode(control)? {
             Opcode::Write => {
-                match self.open_tagged {
+                match self.open.tagged {
                     OpenTagged::None => {}
                     OpenTagged::Write(open) if open == stag => {}
                     OpenTagged::Write(_) | OpenTagged::ReadResponse => return Err(Fault::Interleaved),
                 }
-                self.open_tagged = if last { OpenTagged::None } else { OpenTagged::Write(stag) };
+                self.open.tagged = if last { OpenTagged::None } else { OpenTagged::Write(stag) };
                 Ok(Delivery::Write { stag, offset, payload, last })
             }
             Opcode::ReadResponse => {
-                if let OpenTagged::Write(_) = self.open_tagged {
+                if let OpenTagged::Write(_) = self.open.tagged {
                     return Err(Fault::Interleaved);
                 }
                 let (token, completes) = self.outstanding.receive(stag, offset, payload.len() as u32, last)?;
-                self.open_tagged = if last { OpenTagged::None } else { OpenTagged::ReadResponse };
+                self.open.tagged = if last { OpenTagged::None } else { OpenTagged::ReadResponse };
                 match token {
                     Some(token) => {
                         Ok(Delivery::ReadResponse { token, sink_stag: stag, sink_offset: offset, payload, completes })
@@ -295,10 +295,10 @@ impl Stream {
         payload: &'a [u8],
         first_fpdu: bool,
     ) -> Result<Delivery<'a>, Fault> {
-        let open = self.open_send;
-        if header.message_sequence_number != self.receive_send_number {
+        let open = self.open.send;
+        if header.message_sequence_number != self.expected.send {
             // The next message may not begin before the open one has ended. Any other number is simply wrong.
-            let is_next = open.open && header.message_sequence_number == self.receive_send_number.next();
+            let is_next = open.open && header.message_sequence_number == self.expected.send.next();
             return Err(if is_next { Fault::Interleaved } else { Fault::InvalidMessageSequenceNumber });
         }
         if header.message_offset != open.received {
@@ -319,7 +319,7 @@ impl Stream {
             return Err(Fault::Interleaved);
         }
         if !header.last {
-            self.open_send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag, received };
+            self.open.send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag, received };
             return Ok(Delivery::Send {
                 first: !open.open,
                 message_offset: header.message_offset,
@@ -327,8 +327,8 @@ impl Stream {
                 completes: None,
             });
         }
-        self.open_send = OpenSend::default();
-        self.receive_send_number = self.receive_send_number.next();
+        self.open.send = OpenSend::default();
+        self.expected.send = self.expected.send.next();
         if first_fpdu && self.expects_ready_by_send && received == 0 && opcode == Opcode::Send {
             return Ok(Delivery::ReadyToReceive);
         }
@@ -357,14 +357,14 @@ impl Stream {
             Opcode::ImmediateSolicited if self.features().immediate => true,
             other => return Err(self.misplaced(other, QueueNumber::SEND)),
         };
-        if self.open_send.open {
+        if self.open.send.open {
             return Err(Fault::Interleaved);
         }
         if !header.last {
             return Err(Fault::NotOneSegment);
         }
         let data = ImmediateData::parse(payload).map_err(|_| Fault::WrongLength)?;
-        self.receive_send_number = self.receive_send_number.next();
+        self.expected.send = self.expected.send.next();
         Ok(Delivery::Immediate { data, solicited })
     }
 
@@ -390,9 +390,9 @@ impl Stream {
         ulpdu: &'a [u8],
         payload: &'a [u8],
     ) -> Result<Delivery<'a>, Fault> {
-        let open = self.open_request.as_ref().map(Vec::len);
-        if header.message_sequence_number != self.receive_request_number {
-            let is_next = open.is_some() && header.message_sequence_number == self.receive_request_number.next();
+        let open = self.open.request.as_ref().map(Vec::len);
+        if header.message_sequence_number != self.expected.request {
+            let is_next = open.is_some() && header.message_sequence_number == self.expected.request.next();
             return Err(if is_next { Fault::Interleaved } else { Fault::InvalidMessageSequenceNumber });
         }
         let received = open.unwrap_or(0);
@@ -423,7 +423,7 @@ impl Stream {
             return Err(Fault::ReadWrap);
         }
         let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
-        self.receive_request_number = self.receive_request_number.next();
+        self.expected.request = self.expected.request.next();
         Ok(Delivery::ReadRequest(InboundRead::new(request, ddp_header)))
     }
 
@@ -446,7 +446,7 @@ impl Stream {
             return Err(Fault::ReadWrap);
         }
         let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
-        self.receive_request_number = self.receive_request_number.next();
+        self.expected.request = self.expected.request.next();
         Ok(Delivery::AtomicRequest(InboundAtomic::new(operation, request, ddp_header)))
     }
 
@@ -462,10 +462,10 @@ impl Stream {
             return Err(Fault::NoBuffer);
         }
         if !header.last {
-            self.open_request.get_or_insert_default().extend_from_slice(payload);
+            self.open.request.get_or_insert_default().extend_from_slice(payload);
             return Ok(Delivery::CommitPart);
         }
-        let gathered = self.open_request.take().map(|mut octets| {
+        let gathered = self.open.request.take().map(|mut octets| {
             octets.extend_from_slice(payload);
             octets
         });
@@ -486,13 +486,13 @@ impl Stream {
             header: TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?,
             segment_length: ulpdu.len() as u16,
         };
-        self.receive_request_number = self.receive_request_number.next();
+        self.expected.request = self.expected.request.next();
         Ok(Delivery::CommitRequest(InboundCommit { regions, exceeds, head }))
     }
 
     /// Queue 3, which has one buffer per outstanding request that is answered on it (RFC 7306 §5.2.2).
     fn receive_response<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
-        if header.message_sequence_number != self.receive_response_number {
+        if header.message_sequence_number != self.expected.response {
             return Err(Fault::InvalidMessageSequenceNumber);
         }
         if header.message_offset != 0 {
@@ -511,7 +511,7 @@ impl Stream {
         }
         let response = AtomicResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
         let token = self.outstanding.receive_atomic(response.request_identifier)?;
-        self.receive_response_number = self.receive_response_number.next();
+        self.expected.response = self.expected.response.next();
         Ok(Delivery::AtomicResponse { token, original_value: response.original_value })
     }
 
@@ -525,7 +525,7 @@ impl Stream {
         }
         let response = CommitResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
         let token = self.outstanding.receive_commit(response.request_identifier)?;
-        self.receive_response_number = self.receive_response_number.next();
+        self.expected.response = self.expected.response.next();
         Ok(Delivery::CommitResponse { token, status: response.status })
     }
 

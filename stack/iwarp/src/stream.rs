@@ -5,8 +5,7 @@
 //! sequence numbers and read slots; [`crate::Message::next_segment`] cuts them.
 
 use uwarp_wire::ddp::{
-    MessageSequenceNumber, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
-    UntaggedHeader,
+    QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
 use uwarp_wire::rdmap::{
     AtomicRequest, AtomicResponse, CommitRegion, CommitResponse, Control, ImmediateData, Opcode, ReadRequest, Terminate,
@@ -19,36 +18,18 @@ use crate::startup::{Parameters, ReadyToReceive, Role};
 use crate::terminate::{FailedSegment, ReceivedTerminate, terminate_for};
 use crate::transmit::{Message, SendKind};
 
+mod numbers;
+mod open;
 mod reads;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use numbers::{Numbers, take};
+pub(crate) use open::{OpenMessages, OpenSend, OpenTagged};
 pub use reads::{
     CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, ReadToken, Response,
 };
 use reads::{InboundReads, OutstandingReads};
-
-/// The open untagged message of queue 0.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct OpenSend {
-    /// A segment arrived that was not the last.
-    pub(crate) open: bool,
-    /// RDMAP opcode of the open message.
-    pub(crate) opcode: u8,
-    /// Invalidate STag of the open message.
-    pub(crate) invalidate_stag: Stag,
-    /// Octets of the open message so far.
-    pub(crate) received: u32,
-}
-
-/// The open tagged message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum OpenTagged {
-    #[default]
-    None,
-    Write(Stag),
-    ReadResponse,
-}
 
 /// A stream in full operation.
 ///
@@ -67,21 +48,13 @@ pub struct Stream {
     pub(crate) faulted: bool,
     /// A Terminate was created; it is the last message.
     terminate_sent: bool,
-    pub(crate) open_send: OpenSend,
-    pub(crate) open_tagged: OpenTagged,
-    /// The part of a segmented Commit Request received so far, at most as long as the largest request.
-    pub(crate) open_request: Option<Vec<u8>>,
+    pub(crate) open: OpenMessages,
     /// Lists of regions for reuse.
     pub(crate) spare_regions: Vec<Vec<CommitRegion>>,
-    /// Next number of queue 0 that is expected.
-    pub(crate) receive_send_number: MessageSequenceNumber,
-    /// Next number of queue 1 that is expected.
-    pub(crate) receive_request_number: MessageSequenceNumber,
-    /// Next number of queue 3 that is expected.
-    pub(crate) receive_response_number: MessageSequenceNumber,
-    transmit_send_number: MessageSequenceNumber,
-    transmit_request_number: MessageSequenceNumber,
-    transmit_response_number: MessageSequenceNumber,
+    /// Numbers that the peer's next messages must have.
+    pub(crate) expected: Numbers,
+    /// Numbers that our next messages get.
+    next: Numbers,
     pub(crate) outstanding: OutstandingReads,
     pub(crate) inbound: InboundReads,
     received_terminate: Option<Box<ReceivedTerminate>>,
@@ -99,16 +72,10 @@ impl Stream {
             heard: false,
             faulted: false,
             terminate_sent: false,
-            open_send: OpenSend::default(),
-            open_tagged: OpenTagged::None,
-            open_request: None,
+            open: OpenMessages::default(),
             spare_regions: Vec::new(),
-            receive_send_number: MessageSequenceNumber::FIRST,
-            receive_request_number: MessageSequenceNumber::FIRST,
-            receive_response_number: MessageSequenceNumber::FIRST,
-            transmit_send_number: MessageSequenceNumber::FIRST,
-            transmit_request_number: MessageSequenceNumber::FIRST,
-            transmit_response_number: MessageSequenceNumber::FIRST,
+            expected: Numbers::FIRST,
+            next: Numbers::FIRST,
             outstanding: OutstandingReads::new(parameters.ord),
             inbound: InboundReads::new(parameters.ird),
             received_terminate: None,
@@ -194,16 +161,14 @@ impl Stream {
     /// A Send of `length` octets. It takes the next number of queue 0, so messages must be sent in the order of these
     /// calls.
     pub fn send(&mut self, kind: SendKind, length: u32) -> Message {
-        let number = self.transmit_send_number;
-        self.transmit_send_number = number.next();
+        let number = take(&mut self.next.send);
         Message::send(kind, number, length)
     }
 
     /// The header of a Send that is one segment. It takes the next number of queue 0, as [`Stream::send`] does.
     #[inline]
     pub fn whole_send(&mut self, kind: SendKind) -> [u8; UNTAGGED_HEADER_LEN] {
-        let number = self.transmit_send_number;
-        self.transmit_send_number = number.next();
+        let number = take(&mut self.next.send);
         UntaggedHeader {
             last: true,
             control: Control::new(kind.opcode()),
@@ -234,15 +199,13 @@ impl Stream {
 
     fn begin_read(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<Message> {
         self.outstanding.push(request, token)?;
-        let number = self.transmit_request_number;
-        self.transmit_request_number = number.next();
+        let number = take(&mut self.next.request);
         Some(Message::read_request(request, number))
     }
 
     /// Immediate Data. It takes the next number of queue 0, as a Send does (RFC 7306 §6.3).
     pub fn immediate(&mut self, data: ImmediateData, solicited: bool) -> Message {
-        let number = self.transmit_send_number;
-        self.transmit_send_number = number.next();
+        let number = take(&mut self.next.send);
         Message::immediate(data, solicited, number)
     }
 
@@ -252,8 +215,7 @@ impl Stream {
         if self.outstanding.is_full() {
             return None;
         }
-        let number = self.transmit_request_number;
-        self.transmit_request_number = number.next();
+        let number = take(&mut self.next.request);
         self.outstanding.push_atomic(number.0, token);
         Some(Message::atomic_request(&AtomicRequest { request_identifier: number.0, ..*request }, number))
     }
@@ -265,8 +227,7 @@ impl Stream {
         if self.outstanding.is_full() {
             return None;
         }
-        let number = self.transmit_request_number;
-        self.transmit_request_number = number.next();
+        let number = take(&mut self.next.request);
         self.outstanding.push_commit(number.0, token);
         Some((Message::commit_request(regions, number), number.0))
     }
@@ -276,8 +237,7 @@ impl Stream {
         if self.outstanding.is_full() {
             return None;
         }
-        let number = self.transmit_request_number;
-        self.transmit_request_number = number.next();
+        let number = take(&mut self.next.request);
         self.outstanding.push_commit(number.0, token);
         Some(Message::commit_of(region, number.0, number))
     }
@@ -328,8 +288,7 @@ impl Stream {
     /// handed to TCP, call [`Stream::response_sent`].
     pub fn atomic_response(&mut self, original_value: u64) -> Option<Message> {
         let request_identifier = self.inbound.answering_atomic()?;
-        let number = self.transmit_response_number;
-        self.transmit_response_number = number.next();
+        let number = take(&mut self.next.response);
         Some(Message::atomic_response(&AtomicResponse { request_identifier, original_value }, number))
     }
 
@@ -368,8 +327,7 @@ impl Stream {
     /// [`Stream::response_sent`].
     pub fn commit_response(&mut self) -> Option<Message> {
         let (request_identifier, status) = self.inbound.answering_commit()?;
-        let number = self.transmit_response_number;
-        self.transmit_response_number = number.next();
+        let number = take(&mut self.next.response);
         Some(Message::commit_response(&CommitResponse { request_identifier, status }, number))
     }
 
@@ -479,19 +437,12 @@ impl Stream {
         if !self.delivers() {
             return Ok(());
         }
-        if unframed != 0 || self.open_send.open || self.is_between_segments() {
+        if unframed != 0 || self.open.any() {
             return Err(Fault::ConnectionLost);
         }
         if let Ok(state) = self.state.after(Event::PeerClose) {
             self.state = state;
         }
         Ok(())
-    }
-}
-
-impl Stream {
-    /// Whether a tagged message or a request of the peer has begun but not ended.
-    fn is_between_segments(&self) -> bool {
-        self.open_tagged != OpenTagged::None || self.open_request.is_some()
     }
 }

@@ -79,9 +79,9 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
     match header {
         Ok(Header::Untagged(header)) => match header.queue {
             QueueNumber::SEND => {
-                stream.receive_send_number = header.message_sequence_number;
+                stream.expected.send = header.message_sequence_number;
                 if header.message_offset != 0 {
-                    stream.open_send = OpenSend {
+                    stream.open.send = OpenSend {
                         open: true,
                         opcode: header.control.opcode().unwrap().code(),
                         invalidate_stag: Stag(0),
@@ -89,7 +89,7 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
                     };
                 }
             }
-            QueueNumber::READ_REQUEST => stream.receive_request_number = header.message_sequence_number,
+            QueueNumber::READ_REQUEST => stream.expected.request = header.message_sequence_number,
             QueueNumber::ATOMIC_RESPONSE => {
                 // The request that it answers: our identifiers are the sequence numbers.
                 let identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
@@ -100,7 +100,7 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
                     let request = AtomicRequest::parse(&[0; 52]).unwrap();
                     stream.try_begin_atomic(&request, 42).unwrap();
                 }
-                stream.receive_response_number = header.message_sequence_number;
+                stream.expected.response = header.message_sequence_number;
             }
             _ => {}
         },

@@ -288,8 +288,8 @@ fn a_send_says_where_it_begins_and_how_it_ends() {
 #[test]
 fn numbers_wrap_to_zero() {
     let mut stream = initiator(4, 1);
-    stream.receive_send_number = MessageSequenceNumber(u32::MAX);
-    stream.receive_request_number = MessageSequenceNumber(u32::MAX);
+    stream.expected.send = MessageSequenceNumber(u32::MAX);
+    stream.expected.request = MessageSequenceNumber(u32::MAX);
     for number in [u32::MAX, 0, 1] {
         let ulpdu = untagged(Opcode::Send, 0, b"x", |h| h.message_sequence_number.0 = number);
         assert!(stream.receive(&ulpdu).is_ok(), "Send {number}");
@@ -301,7 +301,7 @@ fn numbers_wrap_to_zero() {
 #[test]
 fn a_send_longer_than_any_message_is_too_long() {
     let mut stream = initiator(1, 1);
-    stream.open_send =
+    stream.open.send =
         OpenSend { open: true, opcode: Opcode::Send.code(), invalidate_stag: Stag(0), received: u32::MAX - 2 };
     let part = |len| untagged(Opcode::Send, 0, &vec![0; len], |h| h.message_offset = u32::MAX - 2);
     assert_eq!(stream.clone().receive(&part(3)), Err(Fault::MessageTooLong));

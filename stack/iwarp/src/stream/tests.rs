@@ -1,4 +1,4 @@
-use uwarp_wire::ddp::TAGGED_HEADER_LEN;
+use uwarp_wire::ddp::{MessageSequenceNumber, TAGGED_HEADER_LEN};
 
 use super::*;
 use crate::receive::Delivery;
@@ -68,7 +68,7 @@ fn an_idle_stream_is_small_and_has_allocated_nothing() {
 impl Stream {
     /// Sets the number of our next request.
     pub(crate) fn set_next_request(&mut self, number: u32) {
-        self.transmit_request_number = MessageSequenceNumber(number);
+        self.next.request = MessageSequenceNumber(number);
     }
 
     fn outstanding_capacity(&self) -> (usize, usize) {
@@ -130,7 +130,7 @@ fn reads_take_a_slot_until_their_response_is_complete() {
 #[test]
 fn messages_take_numbers_in_the_order_they_are_made() {
     let mut stream = initiator(0, 4);
-    stream.transmit_send_number = MessageSequenceNumber(u32::MAX);
+    stream.next.send = MessageSequenceNumber(u32::MAX);
     let mut numbers = Vec::new();
     for _ in 0..3 {
         let ulpdu = single(stream.send(SendKind::Plain, 0), &[]);
