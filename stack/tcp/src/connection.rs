@@ -5,25 +5,17 @@ use core::ops::Range;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 use crate::acceptance::Challenges;
-use crate::congestion::Controller;
 use crate::ecn::EcnState;
 use crate::event::{BufferToken, HeldPayload, Transmit};
 use crate::instant::Instant;
 use crate::position::Position;
-use crate::queue::SendQueue;
 use crate::receive::Receiver;
-use crate::recovery::{Doubt, Recovery};
-use crate::rtt::RttEstimator;
+use crate::recovery::Doubt;
+use crate::send::{Fin, Sender};
 use crate::state::{CloseReason, Phase, State, StateEvent};
-use crate::timers::Timers;
+use crate::timers::{Liveness, Timers};
 use crate::timestamps::TimestampState;
 use crate::{Config, Info};
-
-/// The MSS of a peer that announces none (RFC 9293 §3.7.1).
-pub(crate) const DEFAULT_MSS: u16 = 536;
-/// The smallest MSS that a peer can impose on us, options included. It leaves room for data behind all options, and
-/// limits the work that a peer can cause by announcing a tiny MSS.
-const MINIMUM_MSS: u16 = 64;
 
 /// Distance from the predecessor's sequence numbers when a new connection's have to be moved. It exceeds any window
 /// without scaling; with scaling, timestamps tell the segments apart.
@@ -115,6 +107,31 @@ impl Pending {
     }
 }
 
+/// The options that both ends use, or that we offer while opening (RFC 7323, RFC 2018).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Window scaling.
+    pub(crate) scaling: bool,
+    /// The peer's shift count.
+    peer_shift: u8,
+    /// SACK may be sent and received.
+    pub(crate) sack: bool,
+    /// A copy of [`TimestampState::enabled`], which is in another cache line.
+    pub(crate) timestamps: bool,
+}
+
+impl Options {
+    fn offered(config: &Config) -> Options {
+        Options { scaling: config.window_scale, peer_shift: 0, sack: config.sack, timestamps: config.timestamps }
+    }
+
+    /// The window that a header of the peer offers, in octets. RFC 7323 §2.2: that of a SYN is not scaled.
+    #[inline(always)]
+    pub(crate) fn offered_window(&self, field: u16, syn: bool) -> u32 {
+        u32::from(field) << if syn { 0 } else { self.peer_shift }
+    }
+}
+
 /// Takes no space, and aligns the next field to a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -128,110 +145,48 @@ struct Line;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Connection {
+    /// Also touched by each segment, if timestamps are in use.
+    pub(crate) timestamps: TimestampState,
+    /// Position of the first octet that we send.
+    stream_start: Position,
     pub(crate) config: Config,
     pub(crate) challenges: Challenges,
     pub(crate) counters: Counters,
     /// `None` until urgent data is sent or announced.
     pub(crate) urgent: Option<Box<Urgent>>,
-    pub(crate) persist_backoff: u32,
-    pub(crate) peer_mss: u16,
-    pub(crate) path_mss: u16,
-    /// Window scaling is in use, or offered while opening.
-    pub(crate) scaling: bool,
-    /// Position of the first octet that we send.
-    stream_start: Position,
-    /// Also touched by each segment, if timestamps are in use.
-    pub(crate) timestamps: TimestampState,
     line: Line,
-    pub(crate) congestion: Controller,
     pub(crate) phase: Phase,
-    /// Payload octets of a data segment.
-    pub(crate) segment: u32,
-    /// SND.WND in octets.
-    pub(crate) window: u32,
-    /// The largest window that the peer ever offered (MAX.SND.WND of RFC 5961 §5.2, Max(SND.WND) of RFC 9293
-    /// §3.8.6.2.1).
-    pub(crate) largest_window: u32,
-    /// SND.WL1 and SND.WL2.
-    pub(crate) window_sequence: Position,
-    pub(crate) window_acknowledgment: Position,
     pub(crate) pending: Pending,
-    pub(crate) keep_alive_probes: u32,
-    /// [`Config::send_ahead`].
-    send_ahead: u32,
-    /// [`Config::nagle`], which can be changed.
-    pub(crate) nagle: bool,
-    /// [`Config::restart_after_idle`].
-    pub(crate) restart_after_idle: bool,
-    /// The link went down: probe the peer even if keep-alive is off.
-    pub(crate) link_doubtful: bool,
-    /// SACK may be sent and received.
-    pub(crate) sack: bool,
-    /// The owner has closed: the FIN follows the pushed records.
-    pub(crate) closing: bool,
-    pub(crate) fin_sent: bool,
-    /// Timestamps are in use, or offered while opening: a copy of [`TimestampState::enabled`].
-    pub(crate) stamped: bool,
-    /// The peer's shift count.
-    pub(crate) peer_shift: u8,
+    pub(crate) options: Options,
     pub(crate) traffic: Traffic,
-    pub(crate) last_received: Instant,
-    pub(crate) last_sent: Instant,
-    /// Start of the wait for the acknowledgment of the oldest octet, or for a sign of life while the peer's window is
-    /// shut.
-    pub(crate) waiting_since: Instant,
+    pub(crate) liveness: Liveness,
     pub(crate) timers: Timers,
-    pub(crate) rtt: RttEstimator,
     pub(crate) ecn: EcnState,
     pub(crate) receiver: Receiver,
-    pub(crate) queue: SendQueue,
     /// Rare fields are at its end.
-    pub(crate) recovery: Recovery,
+    pub(crate) sender: Sender,
 }
 
 impl Connection {
     fn new(config: &Config, phase: Phase, isn: SeqNumber, peer_isn: SeqNumber, now: Instant) -> Connection {
         let initial = Position::first(isn);
         let mut connection = Connection {
-            phase,
-            pending: Pending::default(),
-            send_ahead: config.send_ahead,
-            nagle: config.nagle,
-            restart_after_idle: config.restart_after_idle,
-            sack: config.sack,
-            closing: false,
-            fin_sent: false,
-            scaling: config.window_scale,
-            stamped: config.timestamps,
-            stream_start: initial + 1,
-            line: Line,
-            peer_shift: 0,
-            window: 0,
-            largest_window: 0,
-            segment: 0,
-            peer_mss: DEFAULT_MSS,
-            path_mss: config.mss.max(MINIMUM_MSS),
-            window_sequence: Position::first(peer_isn),
-            window_acknowledgment: initial,
-            queue: SendQueue::new(initial),
-            receiver: Receiver::new(config, peer_isn),
             timestamps: TimestampState::new(config),
-            rtt: RttEstimator::new(config),
-            congestion: Controller::new(config, u32::from(DEFAULT_MSS), initial),
-            ecn: EcnState::new(config, initial),
-            recovery: Recovery::new(initial),
-            timers: Timers::default(),
-            last_received: now,
-            last_sent: now,
-            waiting_since: now,
-            urgent: None,
-            persist_backoff: 0,
-            keep_alive_probes: 0,
-            link_doubtful: false,
+            stream_start: initial + 1,
+            config: *config,
             challenges: Challenges::new(config, now),
             counters: Counters::default(),
+            urgent: None,
+            line: Line,
+            phase,
+            pending: Pending::default(),
+            options: Options::offered(config),
             traffic: Traffic::default(),
-            config: *config,
+            liveness: Liveness::new(now),
+            timers: Timers::default(),
+            ecn: EcnState::new(config, initial),
+            receiver: Receiver::new(config, peer_isn),
+            sender: Sender::new(config, initial, Position::first(peer_isn), now),
         };
         connection.measure(true);
         connection
@@ -254,39 +209,35 @@ impl Connection {
     pub(crate) fn accept_answered(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
         let mut connection = Connection::accept(config, syn, isn, now);
         connection.poll_transmit(now);
-        connection.queue.forget_times();
+        connection.sender.queue.forget_times();
         connection
     }
 
     /// Takes the peer's capabilities from its SYN (RFC 9293 §3.7.1, RFC 7323 §2.2 and §3.2, RFC 2018 §2).
     pub(crate) fn learn_peer(&mut self, syn: &TcpHeader, now: Instant) {
         let options = &syn.options;
-        self.sack &= options.sack_permitted;
+        self.options.sack &= options.sack_permitted;
         self.timestamps.enabled &= options.timestamps.is_some();
-        self.stamped = self.timestamps.enabled;
+        self.options.timestamps = self.timestamps.enabled;
         if let Some(timestamps) = options.timestamps
             && self.timestamps.enabled
         {
             self.timestamps.note(timestamps.value, now);
         }
         self.ecn.learn(syn.flags, self.phase == Phase::SynReceived { passive: true });
-        self.scaling &= options.window_scale.is_some();
+        self.options.scaling &= options.window_scale.is_some();
         // RFC 7323 §2.3: a shift above 14 counts as 14.
-        self.peer_shift = if self.scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
-        self.receiver.synchronise(syn.sequence, if self.scaling { self.config.window_shift() } else { 0 });
-        self.peer_mss = options.mss.unwrap_or(DEFAULT_MSS).max(MINIMUM_MSS);
-        // RFC 7323 §2.2: the window of a SYN is not scaled.
-        self.window = u32::from(syn.window);
-        self.largest_window = self.window;
-        self.window_sequence = self.receiver.initial();
+        self.options.peer_shift = if self.options.scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
+        self.receiver.synchronise(syn.sequence, if self.options.scaling { self.config.window_shift() } else { 0 });
+        self.sender.mss.learn_peer(options.mss);
+        self.sender.window.learn_peer(self.receiver.initial(), self.options.offered_window(syn.window, true));
         self.measure(true);
     }
 
-    /// Computes the payload of a data segment (RFC 9293 §3.7.1: the MSS less options).
+    /// Computes the payload of a data segment.
     fn measure(&mut self, opening: bool) {
-        let options = if self.timestamps.enabled { 12 } else { 0 };
-        self.segment = u32::from(self.peer_mss.min(self.path_mss)) - options;
-        self.congestion.set_segment(&self.config, self.segment, opening);
+        self.sender.mss.measure(self.timestamps.enabled);
+        self.sender.congestion.set_segment(&self.config, self.sender.mss.segment, opening);
     }
 
     /// Changes the state along the table.
@@ -298,7 +249,7 @@ impl Connection {
     /// Ends the connection: nothing is sent or received any more, and all tokens can be drained.
     pub(crate) fn finish(&mut self, event: StateEvent, reason: CloseReason) {
         self.enter(event, Phase::Closed { reason });
-        self.queue.stop();
+        self.sender.queue.stop();
         self.receiver.stop();
         self.timers = Timers::default();
         self.pending = Pending::default();
@@ -362,11 +313,11 @@ impl Connection {
     /// not sent; their tokens are returned at the end.
     #[inline]
     pub fn push(&mut self, token: BufferToken, len: u32) {
-        debug_assert!(!self.closing, "a record after the FIN");
-        if self.closing {
-            self.queue.refuse(token);
+        debug_assert!(!self.sender.is_closing(), "a record after the FIN");
+        if self.sender.is_closing() {
+            self.sender.queue.refuse(token);
         } else {
-            self.queue.push(token, len);
+            self.sender.queue.push(token, len);
         }
     }
 
@@ -374,7 +325,7 @@ impl Connection {
     /// call [`Connection::extend_tail`].
     #[inline]
     pub fn unsent_tail(&self) -> Option<(BufferToken, u32)> {
-        if self.closing { None } else { self.queue.unsent_tail() }
+        if self.sender.is_closing() { None } else { self.sender.queue.unsent_tail() }
     }
 
     /// Extends the last record by `octets` that the owner has appended to its buffer. This is for byte streams: small
@@ -384,13 +335,13 @@ impl Connection {
     /// counts), or [`Connection::close`] was called. The owner then pushes a new record.
     #[inline]
     pub fn extend_tail(&mut self, octets: u32) -> bool {
-        !self.closing && self.queue.extend_tail(octets)
+        !self.sender.is_closing() && self.sender.queue.extend_tail(octets)
     }
 
     /// Switches Nagle's algorithm (RFC 9293 §3.7.4 requires that an application can). Data that it held back is sent by
     /// the next [`Connection::poll_transmit`].
     pub fn set_nagle(&mut self, on: bool) {
-        self.nagle = on;
+        self.sender.nagle = on;
     }
 
     /// Changes [`Config::fin_wait_2`] for waits that begin from now on.
@@ -401,7 +352,7 @@ impl Connection {
     /// Buffers that the connection holds of its owner's: records that were pushed and not given back.
     #[inline]
     pub fn records(&self) -> usize {
-        self.queue.records()
+        self.sender.queue.records()
     }
 
     /// Received buffers that are held, nearly always out of order (see [`Connection::hold_in_order`]).
@@ -414,47 +365,24 @@ impl Connection {
     /// send, so an owner that pulls its work by this never stalls, and the window stays full.
     #[inline]
     pub fn send_space(&self) -> u32 {
-        if self.closing || !matches!(self.phase, Phase::Established | Phase::CloseWait) {
+        if self.sender.is_closing() || !matches!(self.phase, Phase::Established | Phase::CloseWait) {
             return 0;
         }
-        let by_peer = self.window_edge().octets_since(self.queue.next());
-        let by_congestion = self.congestion.window().saturating_sub(self.in_flight());
-        let wanted = u64::from(by_peer.min(by_congestion)) + u64::from(self.send_ahead);
-        let unsent = self.queue.unsent();
-        if unsent == 0 {
-            return u32::try_from(wanted).unwrap_or(u32::MAX).max(self.segment);
-        }
-        u32::try_from(wanted.saturating_sub(unsent)).unwrap_or(u32::MAX)
-    }
-
-    /// The first position beyond the peer's window.
-    #[inline]
-    pub(crate) fn window_edge(&self) -> Position {
-        self.queue.unacknowledged() + self.window
-    }
-
-    /// Octets in flight. Each duplicate acknowledgment of a peer without SACK counts as one delivered segment (RFC 6582
-    /// §3.2, step 3).
-    #[inline]
-    pub(crate) fn in_flight(&self) -> u32 {
-        if self.recovery.duplicates == 0 {
-            return self.queue.in_flight();
-        }
-        self.queue.in_flight().saturating_sub(self.recovery.duplicates.saturating_mul(self.segment))
+        self.sender.space()
     }
 
     /// The oldest record if the peer has acknowledged all of it. Its buffer belongs to the owner again.
     #[inline]
     pub fn pop_acknowledged(&mut self) -> Option<BufferToken> {
-        self.queue.pop_acknowledged()
+        self.sender.queue.pop_acknowledged()
     }
 
     /// Any remaining record, oldest first, acknowledged or not, once the connection is closed. Before that, the same as
     /// [`Connection::pop_acknowledged`].
     pub fn pop_any(&mut self) -> Option<BufferToken> {
         match self.phase {
-            Phase::Closed { .. } => self.queue.pop_record(),
-            _ => self.queue.pop_acknowledged(),
+            Phase::Closed { .. } => self.sender.queue.pop_record(),
+            _ => self.sender.queue.pop_acknowledged(),
         }
     }
 
@@ -465,35 +393,35 @@ impl Connection {
 
     /// Stream octets pushed so far: the position behind the last record.
     pub fn octets_pushed(&self) -> u64 {
-        self.queue.end().since(self.stream_start)
+        self.sender.queue.end().since(self.stream_start)
     }
 
     /// Stream octets that the peer has acknowledged. A record that ends at or before this position has arrived.
     #[inline]
     pub fn octets_acknowledged(&self) -> u64 {
-        self.queue.unacknowledged().min(self.queue.end()).since(self.stream_start)
+        self.sender.queue.unacknowledged().min(self.sender.queue.end()).since(self.stream_start)
     }
 
     /// Ends sending: the queued data is sent, then a FIN (RFC 9293 §3.10.4). Receiving continues.
     pub fn close(&mut self, now: Instant) {
-        if self.closing {
+        if self.sender.is_closing() {
             return;
         }
         match self.phase {
             Phase::SynSent => self.finish(StateEvent::Close, CloseReason::Aborted),
             // RFC 9293 §3.10.4: queued until ESTABLISHED.
-            Phase::SynReceived { .. } => self.closing = true,
+            Phase::SynReceived { .. } => self.sender.fin = Fin::Queued,
             Phase::Established => {
-                self.closing = true;
+                self.sender.fin = Fin::Queued;
                 self.enter(StateEvent::Close, Phase::FinWait1);
             }
             Phase::CloseWait => {
-                self.closing = true;
+                self.sender.fin = Fin::Queued;
                 self.enter(StateEvent::Close, Phase::LastAck);
             }
             _ => return,
         }
-        self.last_received = self.last_received.max(now);
+        self.liveness.last_received = self.liveness.last_received.max(now);
     }
 
     /// Aborts the connection and returns the reset for the peer, if one is due (RFC 9293 §3.10.5). If the octet of a
@@ -515,8 +443,8 @@ impl Connection {
 
     /// The reset of a connection that we abort.
     pub(crate) fn last_reset(&self) -> Reset {
-        let next = self.queue.next();
-        Reset { sequence: next.sequence(), acknowledges: true, probed: self.queue.highest() > next }
+        let next = self.sender.queue.next();
+        Reset { sequence: next.sequence(), acknowledges: true, probed: self.sender.queue.highest() > next }
     }
 
     /// Sends a reset that is owed.
@@ -540,28 +468,26 @@ impl Connection {
     /// Payload octets that a data segment may carry now (Eff.snd.MSS of RFC 9293 §3.7.1, less options).
     #[inline]
     pub fn effective_mss(&self) -> u32 {
-        self.segment
+        self.sender.mss.segment
     }
 
     /// Sets the path's MSS, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers. Larger segments
     /// in flight are retransmitted as smaller ones (RFC 1191 §6.4).
     pub fn set_path_mss(&mut self, mss: u16) {
-        let mss = mss.clamp(MINIMUM_MSS, self.config.mss.max(MINIMUM_MSS));
-        if mss == self.path_mss {
+        if !self.sender.mss.set_path(&self.config, mss) {
             return;
         }
-        self.path_mss = mss;
         self.measure(matches!(self.phase, Phase::SynSent | Phase::SynReceived { .. }));
-        if self.queue.lose_larger_than(self.segment) {
-            self.recovery.force = true;
-            self.recovery.doubt = Doubt::No;
+        if self.sender.queue.lose_larger_than(self.sender.mss.segment) {
+            self.sender.recovery.force = true;
+            self.sender.recovery.doubt = Doubt::No;
         }
     }
 
     /// Whether the octet (or SYN or FIN) at `sequence` is sent and unacknowledged: an ICMP error must quote such a
     /// number to be believed (RFC 5927 §4.1).
     pub fn is_in_flight(&self, sequence: SeqNumber) -> bool {
-        let (first, next) = (self.queue.unacknowledged(), self.queue.next());
+        let (first, next) = (self.sender.queue.unacknowledged(), self.sender.queue.next());
         let sequence = first.near(sequence);
         first <= sequence && sequence < next
     }
@@ -591,13 +517,13 @@ impl Connection {
     /// everything that this one has sent, else the next number that does (RFC 9293 §3.10.7.4, fourth check; RFC 6191
     /// §2).
     pub fn isn_beyond(&self, proposed: SeqNumber) -> SeqNumber {
-        isn_beyond(self.queue.highest(), proposed)
+        isn_beyond(self.sender.queue.highest(), proposed)
     }
 
     /// Frees memory that a busy period has left behind. Happens by itself when a keep-alive finds the connection idle.
     pub fn release_idle_memory(&mut self) {
-        self.queue.shrink();
-        self.recovery.shrink();
+        self.sender.queue.shrink();
+        self.sender.recovery.shrink();
         self.receiver.reassembly.shrink();
         self.ecn.shrink();
         self.forget_urgent();
@@ -605,28 +531,31 @@ impl Connection {
 
     /// Octets of memory in use, including the value itself.
     pub fn memory(&self) -> usize {
-        let heap = self.congestion.heap() + self.queue.heap() + self.ecn.heap() + self.receiver.reassembly.heap();
-        let rare = self.recovery.heap() + self.urgent.as_deref().map_or(0, size_of_val);
+        let heap = self.sender.congestion.heap()
+            + self.sender.queue.heap()
+            + self.ecn.heap()
+            + self.receiver.reassembly.heap();
+        let rare = self.sender.recovery.heap() + self.urgent.as_deref().map_or(0, size_of_val);
         size_of::<Connection>() + heap + rare
     }
 
     /// Address range of the fields that every usual segment touches, for prefetching. It reads none of them.
     #[inline]
     pub fn places(&self) -> Range<usize> {
-        core::ptr::from_ref(&self.line).addr()..self.recovery.rare_place()
+        core::ptr::from_ref(&self.line).addr()..self.sender.recovery.rare_place()
     }
 
     /// The address range of the further fields that a segment touches, depending on the connection's options.
     #[inline]
     pub fn further_places(&self) -> Range<usize> {
         let start = core::ptr::from_ref(&self.timestamps).addr();
-        start..start + if self.stamped { size_of::<TimestampState>() } else { 0 }
+        start..start + if self.options.timestamps { size_of::<TimestampState>() } else { 0 }
     }
 
     /// The buffer that will be returned next, for prefetching.
     #[inline]
     pub fn oldest_record(&self) -> Option<BufferToken> {
-        self.queue.oldest()
+        self.sender.queue.oldest()
     }
 
     /// [`Info::sack_segments_walked`], without the rest of it.
@@ -643,20 +572,20 @@ impl Connection {
             minimum_rtt: Default::default(),
             retransmission_timeout: Default::default(),
             backoff: 0,
-            congestion_window: self.congestion.window(),
-            slow_start_threshold: self.congestion.threshold(),
-            send_window: self.window,
+            congestion_window: self.sender.congestion.window(),
+            slow_start_threshold: self.sender.congestion.threshold(),
+            send_window: self.sender.window.octets,
             receive_window: self.receiver.window(),
-            effective_mss: self.segment,
-            in_flight: self.queue.in_flight(),
-            sacked: self.queue.sacked(),
-            lost: self.queue.lost(),
-            unsent: self.queue.unsent(),
+            effective_mss: self.sender.mss.segment,
+            in_flight: self.sender.queue.in_flight(),
+            sacked: self.sender.queue.sacked(),
+            lost: self.sender.queue.lost(),
+            unsent: self.sender.queue.unsent(),
             out_of_order_buffers: u32::try_from(self.receiver.reassembly.len()).unwrap_or(u32::MAX),
             reordering_window: core::time::Duration::from_nanos(
-                self.recovery.reordering_window(&self.queue, &self.rtt),
+                self.sender.recovery.reordering_window(&self.sender.queue, &self.sender.rtt),
             ),
-            reordering_seen: self.recovery.reordering_seen(),
+            reordering_seen: self.sender.recovery.reordering_seen(),
             octets_acknowledged: self.octets_acknowledged(),
             octets_received: self.receiver.octets(),
             octets_sent: self.traffic.octets_sent,
@@ -672,12 +601,12 @@ impl Connection {
             ecn_reactions: self.counters.ecn_reactions,
             ecn_marks: self.counters.ecn_marks,
             duplicates_reported: self.counters.duplicates_reported,
-            window_scale: self.scaling,
+            window_scale: self.options.scaling,
             ecn: self.ecn.enabled(),
             timestamps: self.timestamps.enabled,
-            sack: self.sack,
+            sack: self.options.sack,
         };
-        self.rtt.fill(&mut info);
+        self.sender.rtt.fill(&mut info);
         info
     }
 
@@ -688,7 +617,7 @@ impl Connection {
         if matches!(self.phase, Phase::Closed { .. }) {
             return;
         }
-        self.queue.check();
+        self.sender.queue.check();
         self.receiver.reassembly.check(self.receiver.next());
     }
 }

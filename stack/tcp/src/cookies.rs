@@ -15,7 +15,8 @@ use core::time::Duration;
 use uwarp_wire::address::FlowKey;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader, Timestamps};
 
-use crate::connection::{Connection, DEFAULT_MSS};
+use crate::connection::Connection;
+use crate::send::DEFAULT_MSS;
 use crate::siphash::{flow_words, siphash};
 use crate::timestamps::TimestampState;
 use crate::{Config, Ecn, Instant};

@@ -13,7 +13,7 @@ impl Connection {
     /// earlier than any visible effect.
     #[inline(always)]
     pub fn deadline(&self) -> Option<Instant> {
-        let mut earliest = self.timers.earliest().min(self.receiver.ack_at);
+        let mut earliest = self.timers.earliest().min(self.receiver.acks.at());
         if let Phase::TimeWait { until } | Phase::FinWait2 { until } = self.phase {
             earliest = earliest.min(until);
         }
@@ -26,7 +26,7 @@ impl Connection {
     pub fn soonest_timer(&self, now: Instant) -> Instant {
         // They start timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and
         // rarely those of keep-alive and of the user.
-        let soonest = now.after_nanos(self.receiver.ack_delay().min(self.rtt.least_timeout()));
+        let soonest = now.after_nanos(self.receiver.acks.delay().min(self.sender.rtt.least_timeout()));
         soonest.min(self.timers.keep_alive).min(self.timers.user)
     }
 
@@ -45,22 +45,22 @@ impl Connection {
             }
             _ => {}
         }
-        self.receiver.expire_delay(now);
+        self.receiver.acks.expire(now);
         if now >= self.timers.user && self.user_timeout_expired(now) {
             return self.give_up();
         }
         if now >= self.timers.reorder {
-            let outstanding = self.queue.next().octets_since(self.queue.unacknowledged());
+            let outstanding = self.sender.outstanding();
             if self.find_losses(now) {
                 self.begin_recovery(outstanding);
             }
         }
         if now >= self.timers.probe {
             self.timers.probe = Instant::NEVER;
-            if self.recovery.may_probe(&self.queue) && !self.queue.segments().is_empty() {
+            if self.sender.recovery.may_probe(&self.sender.queue) && !self.sender.queue.segments().is_empty() {
                 // RFC 8985 §7.3: the retransmission timer restarts after the probe.
                 self.pending.tail_probe = true;
-                self.timers.retransmit = now.after_nanos(self.rtt.timeout());
+                self.timers.retransmit = now.after_nanos(self.sender.rtt.timeout());
             }
         }
         if now >= self.timers.retransmit && self.retransmission_expired(now) {
@@ -68,7 +68,7 @@ impl Connection {
         }
         if now >= self.timers.persist {
             self.pending.window_probe = true;
-            self.persist_backoff = self.persist_backoff.saturating_add(1);
+            self.liveness.window_probes = self.liveness.window_probes.saturating_add(1);
             self.timers.persist = now.after_nanos(self.window_probe_interval());
         }
         if now >= self.timers.keep_alive && self.keep_alive_expired(now) {
@@ -98,15 +98,15 @@ impl Connection {
     /// The oldest octet in flight has changed: RFC 6298 §5.2 and §5.3, RFC 8985 §7.2.
     #[inline(always)]
     pub(crate) fn schedule_retransmission(&mut self, now: Instant) {
-        if self.queue.segments().is_empty() {
+        if self.sender.queue.segments().is_empty() {
             self.timers.retransmit = Instant::NEVER;
             self.timers.probe = Instant::NEVER;
             self.timers.reorder = Instant::NEVER;
             return;
         }
-        self.timers.retransmit = now.after_nanos(self.rtt.timeout());
-        self.timers.probe = if self.sack && self.recovery.may_probe(&self.queue) {
-            now.after_nanos(self.rtt.probe_timeout())
+        self.timers.retransmit = now.after_nanos(self.sender.rtt.timeout());
+        self.timers.probe = if self.options.sack && self.sender.recovery.may_probe(&self.sender.queue) {
+            now.after_nanos(self.sender.rtt.probe_timeout())
         } else {
             Instant::NEVER
         };
@@ -118,11 +118,11 @@ impl Connection {
             self.timers.user = Instant::NEVER;
             return false;
         };
-        if self.queue.segments().is_empty() && self.timers.persist == Instant::NEVER {
+        if self.sender.queue.segments().is_empty() && self.timers.persist == Instant::NEVER {
             self.timers.user = Instant::NEVER;
             return false;
         }
-        let over = self.waiting_since.after_nanos(nanos(patience));
+        let over = self.liveness.waiting_since.after_nanos(nanos(patience));
         if now < over {
             self.timers.user = over;
             return false;
@@ -132,7 +132,7 @@ impl Connection {
         let patience = nanos(patience);
         let slept = now >= self.timers.retransmit.min(self.timers.persist).after_nanos(patience / 2);
         if slept {
-            self.waiting_since = now;
+            self.liveness.waiting_since = now;
             self.timers.user = now.after_nanos(patience);
         }
         !slept
@@ -141,14 +141,14 @@ impl Connection {
     /// RFC 6298 §5.4 to §5.7. Returns whether to close the connection.
     fn retransmission_expired(&mut self, now: Instant) -> bool {
         self.timers.retransmit = Instant::NEVER;
-        let Some(first) = self.queue.segments().front() else { return false };
+        let Some(first) = self.sender.queue.segments().front() else { return false };
         if self.phase == Phase::SynSent || matches!(self.phase, Phase::SynReceived { .. }) {
-            if self.rtt.backoff() >= self.config.syn_retries {
+            if self.sender.rtt.backoff() >= self.config.syn_retries {
                 return true;
             }
             self.counters.timeouts += 1;
-            self.rtt.expired();
-            self.queue.set_fate(0, Fate::Lost);
+            self.sender.rtt.expired();
+            self.sender.queue.set_fate(0, Fate::Lost);
             return false;
         }
         self.counters.timeouts += 1;
@@ -156,28 +156,28 @@ impl Connection {
         if first.fate == Fate::Sacked {
             // RFC 2018 §8: the peer holds the next octet but does not acknowledge it, so it has discarded what it
             // reported.
-            self.queue.forget_sacks();
+            self.sender.queue.forget_sacks();
         }
-        let flight = self.queue.next().octets_since(self.queue.unacknowledged()).min(self.congestion.window());
+        let flight = self.sender.outstanding().min(self.sender.congestion.window());
         // RFC 5681 §3.1, equation 4, for data that this timer has already retransmitted. An acknowledgment in between
         // makes it a new time-out where timestamps tell what it answers. Without them the back-off remains (RFC 6298
         // §5.5), and the remaining data counts as retransmitted.
-        let repeated = matches!(self.recovery.mode, Mode::Loss { .. }) && self.rtt.backoff() > 0;
+        let repeated = matches!(self.sender.recovery.mode, Mode::Loss { .. }) && self.sender.rtt.backoff() > 0;
         // RFC 5682 §2.1, step 1: a time-out of data that was already retransmitted says nothing.
-        let again = matches!(self.recovery.mode, Mode::Loss { .. });
-        self.recovery.doubt =
+        let again = matches!(self.sender.recovery.mode, Mode::Loss { .. });
+        self.sender.recovery.doubt =
             if again || self.timestamps.enabled { Doubt::No } else { Doubt::Resent { end: first_end } };
         if !repeated {
-            self.recovery.arm_undo(false);
+            self.sender.recovery.arm_undo(false);
         }
-        self.congestion.timeout(flight, !repeated);
-        self.ecn.reduced(self.queue.next());
-        self.rtt.expired();
-        self.recovery.mark_on_timeout(now, &mut self.queue, &self.rtt, self.sack);
-        self.recovery.mode = Mode::Loss { until: self.queue.next() };
-        self.recovery.duplicates = 0;
-        self.recovery.force = true;
-        self.recovery.forget_probe();
+        self.sender.congestion.timeout(flight, !repeated);
+        self.ecn.reduced(self.sender.queue.next());
+        self.sender.rtt.expired();
+        self.sender.recovery.mark_on_timeout(now, &mut self.sender.queue, &self.sender.rtt, self.options.sack);
+        self.sender.recovery.mode = Mode::Loss { until: self.sender.queue.next() };
+        self.sender.recovery.duplicates = 0;
+        self.sender.recovery.force = true;
+        self.sender.recovery.forget_probe();
         self.pending.tail_probe = false;
         self.timers.probe = Instant::NEVER;
         self.timers.reorder = Instant::NEVER;
@@ -188,8 +188,7 @@ impl Connection {
 
     /// The peer has answered a keep-alive probe.
     pub(crate) fn keep_alive_answered(&mut self, now: Instant) {
-        self.keep_alive_probes = 0;
-        self.link_doubtful = false;
+        self.liveness.answered();
         self.timers.keep_alive =
             self.config.keep_alive.map_or(Instant::NEVER, |keep_alive| now.after_nanos(nanos(keep_alive.idle)));
     }
@@ -198,31 +197,31 @@ impl Connection {
     fn keep_alive_expired(&mut self, now: Instant) -> bool {
         let keep_alive = match self.config.keep_alive {
             Some(keep_alive) => keep_alive,
-            None if self.link_doubtful => KeepAlive::default(),
+            None if self.liveness.link_doubtful => KeepAlive::default(),
             None => {
                 self.timers.keep_alive = Instant::NEVER;
                 return false;
             }
         };
-        if self.keep_alive_probes == 0 && !self.link_doubtful {
-            let silent_at = self.last_received.after_nanos(nanos(keep_alive.idle));
+        if !self.liveness.is_probed() && !self.liveness.link_doubtful {
+            let silent_at = self.liveness.last_received.after_nanos(nanos(keep_alive.idle));
             if now < silent_at {
                 self.timers.keep_alive = silent_at;
                 return false;
             }
         }
-        if !self.queue.segments().is_empty() || self.timers.persist != Instant::NEVER {
+        if !self.sender.queue.segments().is_empty() || self.timers.persist != Instant::NEVER {
             // Data in flight, or a window probe, tests the peer just as well; the user time-out bounds it.
             self.timers.keep_alive = now.after_nanos(nanos(keep_alive.interval));
             return false;
         }
-        if self.keep_alive_probes >= keep_alive.probes {
+        if self.liveness.keep_alive_probes >= keep_alive.probes {
             return true;
         }
-        if self.keep_alive_probes == 0 {
+        if !self.liveness.is_probed() {
             self.release_idle_memory();
         }
-        self.keep_alive_probes += 1;
+        self.liveness.keep_alive_probes += 1;
         self.pending.keep_alive = true;
         self.timers.keep_alive = now.after_nanos(nanos(keep_alive.interval));
         false
@@ -234,16 +233,16 @@ impl Connection {
     pub fn link_lost(&mut self, now: Instant) {
         match self.phase {
             Phase::Closed { .. } | Phase::TimeWait { .. } | Phase::SynSent | Phase::SynReceived { .. } => {}
-            _ if !self.queue.segments().is_empty() => {
-                if self.queue.segments()[0].fate == Fate::InFlight {
-                    self.queue.set_fate(0, Fate::Lost);
+            _ if !self.sender.queue.segments().is_empty() => {
+                if self.sender.queue.segments()[0].fate == Fate::InFlight {
+                    self.sender.queue.set_fate(0, Fate::Lost);
                 }
-                self.recovery.force = true;
-                self.recovery.doubt = Doubt::No;
+                self.sender.recovery.force = true;
+                self.sender.recovery.doubt = Doubt::No;
             }
             _ if self.timers.persist != Instant::NEVER => self.pending.window_probe = true,
             _ => {
-                self.link_doubtful = true;
+                self.liveness.link_doubtful = true;
                 self.timers.keep_alive = now;
                 self.keep_alive_expired(now);
             }

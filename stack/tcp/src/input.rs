@@ -74,20 +74,20 @@ impl Connection {
             || payload_len > self.receiver.window()
             || !self.ecn.is_plain(segment.ecn)
             || !self.receiver.is_plain()
-            || !self.recovery.is_plain()
-            || self.queue.sacked() | self.queue.lost() != 0
+            || !self.sender.recovery.is_plain()
+            || self.sender.queue.sacked() | self.sender.queue.lost() != 0
         {
             return None;
         }
-        let unacknowledged = self.queue.unacknowledged();
+        let unacknowledged = self.sender.queue.unacknowledged();
         let acknowledgment = unacknowledged.near(segment.acknowledgment);
         if acknowledgment < unacknowledged
-            || acknowledgment > self.queue.next()
+            || acknowledgment > self.sender.queue.next()
             || (acknowledgment == unacknowledged && payload_len == 0)
         {
             return None;
         }
-        if self.stamped {
+        if self.options.timestamps {
             let timestamps = segment.timestamps?;
             if self.timestamps.is_old(timestamps.value, now) {
                 return None;
@@ -98,25 +98,20 @@ impl Connection {
         }
         self.traffic.segments_received += 1;
         self.heard(now);
-        let mut events = Events::NONE;
         // The sequence number is the newest possible, so SND.WL1 and SND.WL2 always permit the update.
-        let window = u32::from(segment.window) << self.peer_shift;
-        self.window_sequence = self.receiver.next();
-        self.window_acknowledgment = acknowledgment;
-        if window != self.window {
-            events |= self.set_window(window);
-        }
+        let window = self.options.offered_window(segment.window, false);
+        let mut events = self.sender.window.update(self.receiver.next(), acknowledgment, window);
         if acknowledgment > unacknowledged {
-            events |= if let Some((sent_at, octets)) = self.queue.acknowledge_oldest(acknowledgment) {
+            events |= if let Some((sent_at, octets)) = self.sender.queue.acknowledge_oldest(acknowledgment) {
                 self.progress_oldest(now, sent_at, octets)
             } else {
                 let mut delivered = Delivered::new();
-                self.queue.acknowledge(acknowledgment, &mut delivered);
+                self.sender.queue.acknowledge(acknowledgment, &mut delivered);
                 self.progress_plain(now, &delivered)
             };
         } else if self.timers.persist != Instant::NEVER {
             // A peer that answers window probes, with data too, is alive (RFC 9293 §3.8.6.1).
-            self.waiting_since = now;
+            self.liveness.waiting_since = now;
         }
         if payload_len > 0 {
             self.receiver.advance_in_order(now, payload_len);
@@ -133,15 +128,15 @@ impl Connection {
             return false;
         }
         self.traffic.segments_received += 1;
-        self.window_sequence = next;
+        self.sender.window.advance(next);
         self.receiver.advance_in_order(now, segment.len);
         true
     }
 
     #[inline]
     pub(crate) fn heard(&mut self, now: Instant) {
-        self.last_received = now;
-        if self.keep_alive_probes != 0 {
+        self.liveness.last_received = now;
+        if self.liveness.is_probed() {
             self.keep_alive_answered(now);
         }
     }
@@ -163,11 +158,11 @@ impl Connection {
 
     /// RFC 9293 §3.10.7.3.
     fn in_syn_sent(&mut self, now: Instant, header: &TcpHeader, payload_len: u32) -> Received {
-        let initial = self.queue.unacknowledged();
+        let initial = self.sender.queue.unacknowledged();
         let acknowledges = header.flags.contains(TcpFlags::ACK);
         let acknowledgment = initial.near(header.acknowledgment);
         // First: check the ACK bit.
-        if acknowledges && (acknowledgment <= initial || acknowledgment > self.queue.highest()) {
+        if acknowledges && (acknowledgment <= initial || acknowledgment > self.sender.queue.highest()) {
             if !header.flags.contains(TcpFlags::RST) {
                 self.pending.reset = Some(Reset::answering(header));
             }
@@ -193,33 +188,33 @@ impl Connection {
             self.resend_syn();
             return Received::event(payload_len, Events::NONE);
         }
-        self.window_acknowledgment = acknowledgment;
+        self.sender.window.opened(acknowledgment);
         self.enter(StateEvent::ReceiveSynAck, Phase::Established);
-        self.receiver.acknowledge_now();
+        self.receiver.acks.owe();
         self.syn_acknowledged(now, acknowledgment);
         Received::event(payload_len, Events::ESTABLISHED | Events::SEND_SPACE)
     }
 
     /// Retransmits the SYN as soon as possible.
     fn resend_syn(&mut self) {
-        if !self.queue.segments().is_empty() {
-            self.queue.set_fate(0, Fate::Lost);
+        if !self.sender.queue.segments().is_empty() {
+            self.sender.queue.set_fate(0, Fate::Lost);
         }
     }
 
     /// Our SYN arrived: the first round-trip sample, if it was sent once.
     fn syn_acknowledged(&mut self, now: Instant, acknowledgment: Position) {
         let mut delivered = Delivered::new();
-        self.queue.acknowledge(acknowledgment, &mut delivered);
+        self.sender.queue.acknowledge(acknowledgment, &mut delivered);
         if delivered.ambiguous {
-            if self.rtt.backoff() > 0 {
-                self.rtt.syn_was_lost();
-                self.congestion.syn_was_lost();
+            if self.sender.rtt.backoff() > 0 {
+                self.sender.rtt.syn_was_lost();
+                self.sender.congestion.syn_was_lost();
             }
         } else if let Some(sent_at) = delivered.oldest_sent {
-            self.rtt.sample(now, now.nanos_since(sent_at), 1);
+            self.sender.rtt.sample(now, now.nanos_since(sent_at), 1);
         }
-        self.recovery.complete();
+        self.sender.recovery.complete();
         self.open_timers(now);
     }
 
@@ -375,7 +370,7 @@ impl Connection {
     /// answer. Answers to others are rate-limited, or two confused ends would answer each other for ever.
     fn answer_unacceptable(&mut self, now: Instant, takes_sequence: bool) {
         if takes_sequence {
-            self.receiver.acknowledge_now();
+            self.receiver.acks.owe();
         } else {
             self.challenge(now);
         }
@@ -384,29 +379,27 @@ impl Connection {
     /// Sends a challenge (RFC 5961 §3.2), rate-limited (§7).
     pub(crate) fn challenge(&mut self, now: Instant) {
         if self.challenges.admit(now) {
-            self.receiver.acknowledge_now();
+            self.receiver.acks.owe();
         }
     }
 
     /// SYN-RECEIVED: an acknowledgment of our SYN opens the connection (RFC 9293 §3.10.7.4, fifth check).
     fn establish(&mut self, now: Instant, header: &TcpHeader, crossing: bool) -> Result<Events, DropReason> {
-        let initial = self.queue.unacknowledged();
+        let initial = self.sender.queue.unacknowledged();
         let acknowledgment = initial.near(header.acknowledgment);
-        if acknowledgment <= initial || acknowledgment > self.queue.highest() {
+        if acknowledgment <= initial || acknowledgment > self.sender.queue.highest() {
             self.pending.reset = Some(Reset::answering(header));
             return Err(DropReason::AckInvalid);
         }
         self.enter(StateEvent::SynAcknowledged, Phase::Established);
         // RFC 9293 §3.10.7.4: SND.WND from this segment, the first with a scaled window.
-        self.window = u32::from(header.window) << if crossing { 0 } else { self.peer_shift };
-        self.largest_window = self.largest_window.max(self.window);
-        self.window_sequence = self.receiver.next().near(header.sequence);
-        self.window_acknowledgment = acknowledgment;
+        let window = self.options.offered_window(header.window, crossing);
+        self.sender.window.update(self.receiver.next().near(header.sequence), acknowledgment, window);
         self.syn_acknowledged(now, initial + 1);
         if crossing {
-            self.receiver.acknowledge_now();
+            self.receiver.acks.owe();
         }
-        if self.closing {
+        if self.sender.is_closing() {
             self.enter(StateEvent::Close, Phase::FinWait1);
         }
         Ok(Events::ESTABLISHED | Events::SEND_SPACE)
@@ -418,7 +411,7 @@ impl Connection {
         let (changed, marked) = self.ecn.received(flags, field, self.receiver.next(), pending);
         self.counters.ecn_marks += u32::from(marked);
         if changed {
-            self.receiver.acknowledge_now();
+            self.receiver.acks.owe();
         }
     }
 
@@ -435,7 +428,7 @@ impl Connection {
             // CLOSE-WAIT and later: the peer has declared its stream complete.
             let drop = (start < end).then_some(DropReason::DataAfterFin);
             if start < end || fin {
-                self.receiver.acknowledge_now();
+                self.receiver.acks.owe();
             }
             let payload = if start < end { Payload::Discarded } else { Payload::None };
             return Received { payload, events, drop };
@@ -468,7 +461,7 @@ impl Connection {
         self.enter(event, Phase::TimeWait { until });
         self.ecn.stop();
         self.timers.stop();
-        self.queue.shrink();
+        self.sender.queue.shrink();
         self.receiver.reassembly.shrink();
         self.ecn.shrink();
     }

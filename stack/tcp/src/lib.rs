@@ -46,6 +46,7 @@ mod receive;
 mod recovery;
 mod reset;
 mod rtt;
+mod send;
 mod short_queue;
 mod siphash;
 mod state;

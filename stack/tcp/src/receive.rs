@@ -1,21 +1,15 @@
-//! The receiving half: the next expected octet, the offered window, and when to acknowledge.
+//! The receiving half: the next expected octet, the offered window, and what is acknowledged.
+
+mod acks;
 
 use uwarp_wire::tcp::{SackBlock, SackBlocks, SeqNumber};
 
 use crate::Config;
 use crate::event::{BufferToken, DropReason, HeldPayload, Payload};
-use crate::instant::{Instant, nanos};
+use crate::instant::Instant;
 use crate::position::Position;
 use crate::reassembly::{Offered, Reassembly, Run};
-
-/// A peer without SACK counts duplicate acknowledgments, so up to this many in a batch are not merged (RFC 5681 §3.2
-/// needs three).
-const DUPLICATES_OWED: u8 = 4;
-
-/// Segments in order that are each acknowledged at once after one was out of order or a duplicate. A sender that has
-/// just repaired a loss has a small window: if only every second segment were acknowledged, losing one acknowledgment
-/// could cause a time-out.
-const QUICK: u8 = 16;
+use acks::Acks;
 
 #[derive(Debug)]
 pub(crate) struct Receiver {
@@ -32,25 +26,13 @@ pub(crate) struct Receiver {
     /// Position of the peer's FIN; beyond all data until it arrives.
     fin: Position,
     pub(crate) reassembly: Reassembly,
-    /// Send an acknowledgment at the end of the batch.
-    ack_now: bool,
-    /// Further acknowledgments that must not be merged with it.
-    duplicates_owed: u8,
-    /// Segments with data since the last acknowledgment.
-    unacknowledged: u32,
-    /// Segments that are still acknowledged at once.
-    quick: u8,
-    /// When a delayed acknowledgment is due.
-    pub(crate) ack_at: Instant,
+    pub(crate) acks: Acks,
     /// RCV.NXT in the last segment sent (Last.ACK.sent of RFC 7323 §4.3).
     last_ack_sent: Position,
+    /// [`Config::receive_window`].
     most: u32,
-    ack_every: u32,
-    /// In ns: up to 4 s, where RFC 9293 §3.8.6.3 allows half of one.
-    ack_delay: u32,
+    /// [`Config::out_of_order_budget`].
     budget: u32,
-    /// Two segments' worth of octets: more than a segment brings unless the device has joined several.
-    pair: u32,
     /// A segment's worth of window, below which the edge does not move (RFC 9293 §3.8.6.2.2).
     step: u32,
 }
@@ -67,17 +49,10 @@ impl Receiver {
             shift: 0,
             fin: Position::LAST,
             reassembly: Reassembly::default(),
-            ack_now: false,
-            duplicates_owed: 0,
-            unacknowledged: 0,
-            quick: 0,
-            ack_at: Instant::NEVER,
+            acks: Acks::new(config),
             last_ack_sent: initial + 1,
             most,
-            ack_every: config.ack_every.max(1),
-            ack_delay: u32::try_from(nanos(config.delayed_ack)).unwrap_or(u32::MAX),
             budget: config.out_of_order_budget,
-            pair: 2 * u32::from(config.mss.max(64) - 12),
             step: u32::from(config.mss.max(64) - 12).min(most / 2).max(1),
         }
     }
@@ -107,12 +82,6 @@ impl Receiver {
     #[inline]
     pub(crate) fn edge(&self) -> Position {
         self.edge
-    }
-
-    /// The delay of an acknowledgment, in ns.
-    #[inline]
-    pub(crate) fn ack_delay(&self) -> u64 {
-        u64::from(self.ack_delay)
     }
 
     /// RCV.NXT in the last segment sent.
@@ -195,7 +164,7 @@ impl Receiver {
         let left = self.edge.octets_since(self.next);
         let new = octets.min(self.most).min(0xffff << self.shift);
         if left <= self.most / 2 && new / 2 >= left && new - left >= self.step {
-            self.ack_now = true;
+            self.acks.owe();
         }
     }
 
@@ -216,10 +185,12 @@ impl Receiver {
         }
         let result = if start >= end {
             // RFC 5681 §4.2: a bare FIN ahead of a gap is out of order, too.
-            self.ack_now |= fin && end > self.next;
+            if fin && end > self.next {
+                self.acks.owe();
+            }
             (Payload::None, None)
         } else if wanted <= self.next {
-            self.ack_now = true;
+            self.acks.owe();
             let reason = if end <= self.next {
                 self.note_duplicate(start, end);
                 DropReason::Duplicate
@@ -232,11 +203,11 @@ impl Receiver {
         } else if start <= self.next {
             if start < self.next {
                 self.note_duplicate(start, self.next);
-                self.ack_now = true;
+                self.acks.owe();
             }
             self.accept_in_order(now, start, wanted, token)
         } else if start >= wanted {
-            self.ack_now = true;
+            self.acks.owe();
             (Payload::Discarded, Some(DropReason::OutsideWindow))
         } else {
             self.accept_ahead(start, wanted, token)
@@ -244,7 +215,7 @@ impl Receiver {
         if self.next == self.fin {
             // The FIN takes one sequence number, and is acknowledged at once.
             self.next = self.fin + 1;
-            self.ack_now = true;
+            self.acks.owe();
         }
         result
     }
@@ -263,7 +234,7 @@ impl Receiver {
             return (Payload::InOrder { skip, len }, None);
         }
         // RFC 5681 §4.2: a segment that fills a gap is acknowledged at once.
-        self.ack_now = true;
+        self.acks.owe();
         if self.reassembly.has_deliverable(self.next) {
             // The owner has not taken earlier data: keep the order.
             self.reassembly.offer(self.next, end, skip, token, u32::MAX);
@@ -280,21 +251,11 @@ impl Receiver {
     #[inline(always)]
     pub(crate) fn advance_in_order(&mut self, now: Instant, len: u32) {
         self.next = self.next + len;
-        // RFC 9293 §3.8.6.3: at least every second full-sized segment. A device that joins segments hides their number.
-        self.unacknowledged = self.unacknowledged.saturating_add(if len >= self.pair { self.ack_every } else { 1 });
-        if self.unacknowledged >= self.ack_every || self.quick > 0 {
-            self.quick = self.quick.saturating_sub(1);
-            self.ack_now = true;
-        } else if self.ack_at == Instant::NEVER {
-            self.ack_at = now.after_nanos(u64::from(self.ack_delay));
-        }
+        self.acks.in_order(now, len);
     }
 
     fn accept_ahead(&mut self, start: Position, end: Position, token: BufferToken) -> (Payload, Option<DropReason>) {
-        // RFC 5681 §4.2: out of order is acknowledged at once.
-        self.ack_now = true;
-        self.quick = QUICK;
-        self.duplicates_owed = self.duplicates_owed.saturating_add(1).min(DUPLICATES_OWED);
+        self.acks.out_of_order();
         match self.reassembly.offer(start, end, 0, token, self.budget) {
             Offered::Held => (Payload::Held, None),
             Offered::Duplicate => {
@@ -309,52 +270,21 @@ impl Receiver {
     pub(crate) fn note_duplicate(&mut self, start: Position, end: Position) {
         if start < end {
             self.reassembly.note_duplicate(Run { start, end });
-            // The acknowledgment of the original may have been lost.
-            self.quick = QUICK;
-        }
-    }
-
-    /// Acknowledge at the end of the batch.
-    #[inline]
-    pub(crate) fn acknowledge_now(&mut self) {
-        self.ack_now = true;
-    }
-
-    /// The delayed acknowledgment is due.
-    pub(crate) fn expire_delay(&mut self, now: Instant) {
-        if now >= self.ack_at {
-            self.ack_at = Instant::NEVER;
-            self.ack_now = true;
+            self.acks.repeated();
         }
     }
 
     /// Ends receiving: discards held data and sends no further acknowledgment.
     pub(crate) fn stop(&mut self) {
         self.reassembly.clear();
-        self.ack_at = Instant::NEVER;
-        self.ack_now = false;
-        self.duplicates_owed = 0;
-    }
-
-    /// Whether a pure acknowledgment is due.
-    #[inline]
-    pub(crate) fn wants_ack(&self) -> bool {
-        self.ack_now
-    }
-
-    /// Whether one segment says all that is to be acknowledged, see [`Receiver::ack_sent`].
-    #[inline]
-    pub(crate) fn owes_at_most_one(&self) -> bool {
-        self.duplicates_owed <= 1
+        self.acks.stop();
     }
 
     /// A segment with ACK is sent. `sack`: the peer understands SACK; `reported`: this segment carries the blocks.
     #[inline(always)]
     pub(crate) fn ack_sent(&mut self, sack: bool, reported: bool) {
         self.last_ack_sent = self.next;
-        self.unacknowledged = 0;
-        self.ack_at = Instant::NEVER;
-        if self.ack_now {
+        if self.acks.sent() {
             self.owed_ack_sent(sack, reported);
         }
     }
@@ -363,11 +293,9 @@ impl Receiver {
     fn owed_ack_sent(&mut self, sack: bool, reported: bool) {
         if sack {
             // A segment with data has no room for blocks: a pure acknowledgment carries them.
-            self.ack_now = !reported && self.reassembly.reports();
-            self.duplicates_owed = 0;
+            self.acks.all_sent(!reported && self.reassembly.reports());
         } else {
-            self.duplicates_owed = self.duplicates_owed.saturating_sub(1);
-            self.ack_now = self.duplicates_owed > 0;
+            self.acks.one_sent();
             self.reassembly.take_duplicate();
         }
     }

@@ -48,8 +48,8 @@ impl Connection {
     /// `None` in any other state, and while the owner has yet to fetch a segment, records or received data.
     pub fn time_wait(&mut self) -> Option<TimeWait> {
         let Phase::TimeWait { until } = self.phase else { return None };
-        let drained = self.queue.is_drained() && self.receiver.reassembly.is_drained();
-        if !drained || self.receiver.wants_ack() || self.ecn.owes() || self.pending.any() {
+        let drained = self.sender.queue.is_drained() && self.receiver.reassembly.is_drained();
+        if !drained || self.receiver.acks.is_owed() || self.ecn.owes() || self.pending.any() {
             return None;
         }
         Some(TimeWait::of(self, until))
@@ -64,12 +64,12 @@ impl TimeWait {
             wait: nanos(connection.config.time_wait),
             challenges: connection.challenges,
             timestamps: connection.timestamps,
-            next: connection.queue.next().sequence(),
+            next: connection.sender.queue.next().sequence(),
             expected: connection.receiver.next().sequence(),
             window: connection.receiver.offer(false),
             space: connection.receiver.window(),
-            largest_window: connection.largest_window,
-            sack: connection.sack,
+            largest_window: connection.sender.window.largest,
+            sack: connection.options.sack,
         }
     }
 

@@ -45,3 +45,43 @@ impl Timers {
         self.retransmit.min(self.probe).min(self.reorder).min(self.persist).min(self.user).min(self.keep_alive)
     }
 }
+
+/// Signs of life of the peer, and what was done for lack of them. The user time-out and keep-alive are counted from
+/// here when their timers expire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Liveness {
+    pub(crate) last_received: Instant,
+    /// Start of the wait for the acknowledgment of the oldest octet, or for a sign of life while the peer's window is
+    /// shut.
+    pub(crate) waiting_since: Instant,
+    /// Keep-alive probes without an answer.
+    pub(crate) keep_alive_probes: u32,
+    /// Window probes since the window was shut, or an acknowledgment advanced.
+    pub(crate) window_probes: u8,
+    /// The link went down: probe the peer even if keep-alive is off.
+    pub(crate) link_doubtful: bool,
+}
+
+impl Liveness {
+    pub(crate) fn new(now: Instant) -> Liveness {
+        Liveness {
+            last_received: now,
+            waiting_since: now,
+            keep_alive_probes: 0,
+            window_probes: 0,
+            link_doubtful: false,
+        }
+    }
+
+    /// Whether keep-alive probes are unanswered.
+    #[inline]
+    pub(crate) fn is_probed(&self) -> bool {
+        self.keep_alive_probes != 0
+    }
+
+    /// The peer has answered a keep-alive probe.
+    pub(crate) fn answered(&mut self) {
+        self.keep_alive_probes = 0;
+        self.link_doubtful = false;
+    }
+}

@@ -25,7 +25,7 @@ impl Connection {
     /// RFC 6093 §5 advises against urgent data in new applications (RFC 9293 §3.8.5, SHLD-13).
     pub fn send_urgent_until(&mut self, end: u64) {
         let end = self.stream_start().ahead(end);
-        if self.close_reason().is_some() || end <= self.queue.unacknowledged() {
+        if self.close_reason().is_some() || end <= self.sender.queue.unacknowledged() {
             return;
         }
         let urgent = self.urgent.get_or_insert_default();
@@ -35,10 +35,12 @@ impl Connection {
         urgent.send = Some(end);
         self.pending.urgent = true;
         // Data that can be sent at once carries the announcement itself.
-        let by_peer = self.window_edge().octets_since(self.queue.next());
-        let by_congestion = self.congestion.window().saturating_sub(self.in_flight());
-        if self.phase.sends() && (self.queue.unsent() > 0 || by_peer.min(by_congestion) < self.segment) {
-            self.receiver.acknowledge_now();
+        let by_peer = self.sender.usable_window();
+        let by_congestion = self.sender.congestion.window().saturating_sub(self.sender.in_flight());
+        if self.phase.sends()
+            && (self.sender.queue.unsent() > 0 || by_peer.min(by_congestion) < self.sender.mss.segment)
+        {
+            self.receiver.acks.owe();
         }
     }
 
@@ -46,8 +48,8 @@ impl Connection {
     pub(crate) fn point_to_urgent(&mut self, header: &mut TcpHeader) {
         let Some(urgent) = &mut self.urgent else { return };
         // The owner may have closed without pushing all the octets that it announced: the FIN is not urgent.
-        let limit = if self.closing { self.queue.end() } else { Position::LAST };
-        let unacknowledged = self.queue.unacknowledged();
+        let limit = if self.sender.is_closing() { self.sender.queue.end() } else { Position::LAST };
+        let unacknowledged = self.sender.queue.unacknowledged();
         let Some(end) = urgent.send.map(|end| end.min(limit)).filter(|end| *end > unacknowledged) else {
             urgent.send = None;
             self.pending.urgent = false;
@@ -90,7 +92,7 @@ impl Connection {
 
     /// Frees the state once it is meaningless.
     pub(crate) fn forget_urgent(&mut self) {
-        let (unacknowledged, next) = (self.queue.unacknowledged(), self.receiver.next());
+        let (unacknowledged, next) = (self.sender.queue.unacknowledged(), self.receiver.next());
         let over = |position: Option<Position>, reached| position.is_none_or(|end| end <= reached);
         if self.urgent.as_ref().is_some_and(|urgent| over(urgent.send, unacknowledged) && over(urgent.receive, next)) {
             self.urgent = None;
