@@ -1,14 +1,16 @@
 //! The parts that both roles share: a queue pair with its message buffers, and work that waits for room in the send
 //! queue.
 
+mod reaper;
+
 use crate::private_data::Agreement;
 use crate::xdr::XdrError;
+use reaper::Reaper;
 use std::collections::VecDeque;
 use std::time::Duration;
 use uwarp::{
-    Access, Completion, CompletionOpcode, CompletionQueue, Context, Error, FastRegion, MemoryRegion, PostErrorReason,
-    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge,
-    Status, Unregistered,
+    Access, CompletionOpcode, Context, Error, FastRegion, MemoryRegion, PostErrorReason, ProtectionDomain, QueuePair,
+    QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge, Status, Unregistered,
 };
 
 /// Elements of the send queue in addition to one per message.
@@ -25,12 +27,6 @@ const MESSAGE: u64 = 2;
 const TRANSFER: u64 = 3;
 /// The identifier of every local operation: none makes a completion unless it fails, which ends the connection.
 pub(crate) const LOCAL: u64 = 4 << KIND_SHIFT;
-/// How long a wait lasts before the connection's state is checked.
-const LOOK: Duration = Duration::from_millis(100);
-/// Completions that are reaped at once.
-const BATCH: usize = 32;
-/// Fruitless polls after which the connection's state is checked.
-const POLLS: u32 = 64;
 
 /// Sizes of an endpoint's message buffers, and the local requests in front of a message.
 #[derive(Clone, Copy, Debug)]
@@ -77,13 +73,7 @@ enum Work {
 pub(crate) struct Endpoint {
     // The order in which they are dropped: memory is freed when no queue pair uses it.
     pub(crate) queue_pair: QueuePair,
-    completions: CompletionQueue,
-    /// Completions that were reaped, and how many of them were processed.
-    reaped: [Completion; BATCH],
-    taken: usize,
-    looked_at: usize,
-    /// Fruitless polls since the connection's state was checked.
-    fruitless: u32,
+    reaper: Reaper,
     receives: MemoryRegion,
     sends: MemoryRegion,
     domain: ProtectionDomain,
@@ -118,11 +108,7 @@ impl Endpoint {
         let agreement = Agreement { send: 0, receive: 0, remote_invalidation: false };
         Ok(Self {
             queue_pair,
-            completions,
-            reaped: [Completion::default(); BATCH],
-            looked_at: 0,
-            taken: 0,
-            fruitless: 0,
+            reaper: Reaper::new(completions),
             receives,
             sends,
             domain,
@@ -321,13 +307,10 @@ impl Endpoint {
 
     /// The next event, without waiting. An inline engine is turned unless something is left of its last turn.
     pub(crate) fn poll(&mut self) -> Result<Option<Event>, Failure> {
-        if self.looked_at == self.taken && !self.reap() {
-            self.fruitless += 1;
-            let lost = self.fruitless >= POLLS && self.is_over();
+        let Some(completion) = self.reaper.next() else {
+            let lost = self.reaper.has_polled_in_vain() && self.is_over();
             return Ok(lost.then_some(Event::Lost { status: Status::Flushed, tag: None }));
-        }
-        let completion = self.reaped[self.looked_at];
-        self.looked_at += 1;
+        };
         let low = completion.id & ((1 << KIND_SHIFT) - 1);
         let is_transfer = completion.id >> KIND_SHIFT == TRANSFER;
         if !completion.status.is_success() {
@@ -350,32 +333,15 @@ impl Endpoint {
         self.waiting.is_empty()
     }
 
-    /// Reaps available completions; false if there are none.
-    fn reap(&mut self) -> bool {
-        self.looked_at = 0;
-        self.taken = self.completions.poll(&mut self.reaped);
-        self.taken > 0
-    }
-
     /// Whether the connection has ended without work that could report it: a responder whose requester uses all its
     /// credits has neither receives nor replies posted.
     fn is_over(&mut self) -> bool {
-        self.fruitless = 0;
         self.queue_pair.state() == QueuePairState::Disconnected
     }
 
     /// Waits until something happens, or until the time-out.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        if self.looked_at < self.taken {
-            return Ok(());
-        }
-        // The end of the connection may make no completion.
-        let taken = self.completions.wait_for(&mut self.reaped, timeout.min(LOOK))?;
-        (self.looked_at, self.taken) = (0, taken);
-        if self.taken == 0 {
-            self.fruitless = POLLS;
-        }
-        Ok(())
+        self.reaper.wait(timeout)
     }
 }
 
@@ -417,6 +383,7 @@ impl From<XdrError> for Failure {
 
 #[cfg(test)]
 mod tests {
+    use super::reaper::BATCH;
     use super::*;
     use uwarp::{AcceptOptions, Config, ConnectOptions, ListenOptions};
 
