@@ -1,5 +1,6 @@
 //! The side that calls (RFC 8166 §3, §4).
 
+mod attempts;
 mod call;
 mod calls;
 mod pending;
@@ -11,6 +12,7 @@ use crate::endpoint::{Endpoint, Event, Failure, Sizes};
 use crate::header::{Body, DiscardReason, RdmaError, parse_reply};
 use crate::plan::Limits;
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
+use attempts::Attempts;
 pub use call::{Call, CallError, CallId, Finished, Refused, Reply};
 use calls::Calls;
 use pending::{Pending, Verdict};
@@ -131,10 +133,6 @@ enum Link {
 const SENDS: usize = 32;
 /// Polls for the end of a call before the clock is read, which takes as long.
 const LOOKS: u32 = 256;
-/// The first pause after a failed attempt to connect; it doubles.
-const PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause. A connection that lasted this long counts as one, whatever it carried.
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A requester with one connection, which it restores when it is lost.
 ///
@@ -154,20 +152,10 @@ pub struct Requester {
     /// XIDs of calls that wait for a credit, oldest first.
     waiting: VecDeque<u32>,
     finished: VecDeque<Finished>,
-    next_xid: u32,
-    next_serial: u64,
     /// A received message, and one to send.
     received: Vec<u8>,
     message: Vec<u8>,
-    /// When the connection was made.
-    up_at: Instant,
-    /// A reply has arrived over it.
-    is_answered: bool,
-    /// Messages that were dropped on it.
-    wrong: u64,
-    /// When the last useful connection ended.
-    lost_at: Instant,
-    pause: Duration,
+    attempts: Attempts,
     stats: RequesterStats,
 }
 
@@ -233,19 +221,13 @@ impl Requester {
             bindings,
             link: Link::Closed,
             fast_regions: FastRegions::default(),
-            calls: Calls::default(),
+            calls: Calls::new(fastrand::u32(..)),
             outstanding: 0,
             waiting: VecDeque::new(),
             finished: VecDeque::new(),
-            next_xid: fastrand::u32(..),
-            next_serial: 0,
             received: Vec::new(),
             message: Vec::new(),
-            up_at: Instant::now(),
-            is_answered: false,
-            wrong: 0,
-            lost_at: Instant::now(),
-            pause: PAUSE,
+            attempts: Attempts::new(),
             stats: RequesterStats::default(),
         }
     }
@@ -255,7 +237,7 @@ impl Requester {
         endpoint.agreement = self.options.private_data().agree(PrivateData::parse(&established.private_data));
         self.link = Link::Up(endpoint);
         self.credits = Credits::new(self.options.credits);
-        (self.up_at, self.is_answered, self.wrong) = (Instant::now(), false, 0);
+        self.attempts.succeeded();
         self.stats.connections += 1;
         self.send_waiting();
     }
@@ -296,8 +278,7 @@ impl Requester {
     /// # Errors
     /// The call can never be sent (RFC 8166 §4.5.4); it is returned.
     pub fn start(&mut self, call: Call) -> Result<CallId, Box<Refused>> {
-        self.next_xid = self.calls.free_xid(self.next_xid);
-        let id = self.next_id(self.next_xid);
+        let id = self.calls.next_id();
         let mut pending = self.calls.blank();
         pending.begin(id, call, &self.bindings)?;
         match &self.link {
@@ -314,11 +295,6 @@ impl Requester {
         self.waiting.push_back(id.xid);
         self.send_waiting();
         Ok(id)
-    }
-
-    fn next_id(&mut self, xid: u32) -> CallId {
-        self.next_serial += 1;
-        CallId { serial: self.next_serial, xid }
     }
 
     /// Ends a call without waiting for its reply. The peer loses access to its memory at once (RFC 8166 §8.1.4), and
@@ -409,7 +385,7 @@ impl Requester {
             Ok(id) => id,
             Err(refused) => {
                 let Refused { error, call } = *refused;
-                let id = self.next_id(self.next_xid);
+                let id = self.calls.refused_id();
                 return Ok(Finished { id, outcome: Err(error), arguments: call.arguments, rooms: call.rooms });
             }
         };
@@ -489,11 +465,10 @@ impl Requester {
 
     /// Another attempt later, or none.
     fn pause(&mut self) {
-        if self.lost_at.elapsed() >= self.options.reconnect {
-            return self.give_up();
+        match self.attempts.next(self.options.reconnect) {
+            Some(again) => self.link = Link::Down { again },
+            None => self.give_up(),
         }
-        self.link = Link::Down { again: Instant::now() + self.pause };
-        self.pause = (2 * self.pause).min(PAUSE_MAX);
     }
 
     fn give_up(&mut self) {
@@ -526,11 +501,7 @@ impl Requester {
             self.stats.resent += 1;
         }
         let now = Instant::now();
-        // A responder that ends each connection at once must not be contacted again without a pause, or for ever.
-        let was_of_use = self.is_answered || now.duration_since(self.up_at) >= PAUSE_MAX;
-        if was_of_use {
-            (self.lost_at, self.pause) = (now, PAUSE);
-        }
+        let was_of_use = self.attempts.lost(now);
         if self.options.reconnect.is_zero() {
             self.give_up();
         } else if was_of_use {
@@ -598,7 +569,7 @@ impl Requester {
                 if let Err(reason) = self.reply() {
                     self.stats.discarded += 1;
                     self.stats.last_discard = Some(reason);
-                    self.wrong += 1;
+                    self.attempts.wrong += 1;
                 }
                 self.send_waiting();
             }
@@ -614,11 +585,11 @@ impl Requester {
     /// all credits and an invalid reply has arrived for each. Ending the connection then loses no reply that the
     /// application waits for, and the next one has credits.
     fn is_exhausted(&self) -> bool {
-        self.wrong > 0
+        self.attempts.wrong > 0
             && !self.waiting.is_empty()
             && self.outstanding == self.waiting.len()
             && self.credits.available() == 0
-            && self.wrong >= u64::from(self.credits.in_flight())
+            && self.attempts.wrong >= u64::from(self.credits.in_flight())
     }
 
     /// Looks at a received message.
@@ -646,7 +617,7 @@ impl Requester {
         self.credits.replied(header.credits);
         let Some(mut pending) = self.calls.remove(header.xid) else { return Ok(()) };
         self.stats.replies += 1;
-        self.is_answered = true;
+        self.attempts.is_answered = true;
         self.stats.invalidated += u64::from(pending.was_invalidated());
         // Return or examine nothing that the peer can still change (§4.4.1, §8.1.3).
         pending.release();

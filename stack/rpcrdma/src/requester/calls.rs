@@ -1,5 +1,6 @@
 //! Calls under way, by XID.
 
+use super::call::CallId;
 use super::pending::Pending;
 
 /// Slots at first.
@@ -9,16 +10,36 @@ const SPARE: usize = 32;
 
 /// Calls by the low bits of their XIDs. XIDs are assigned in order, skipping those that would share a slot with a call
 /// under way. So a mask finds a call without hashing, and its memory is reused.
-#[derive(Default)]
 pub(super) struct Calls {
     /// A power of two in number, of which at most half are taken.
     slots: Vec<Option<Box<Pending>>>,
     taken: usize,
     #[allow(clippy::vec_box, reason = "they move between here and the slots")]
     spare: Vec<Box<Pending>>,
+    /// The number and the XID that were given last.
+    serial: u64,
+    xid: u32,
 }
 
 impl Calls {
+    /// None. The first gets an XID behind `xid`.
+    pub(super) fn new(xid: u32) -> Self {
+        Self { slots: Vec::new(), taken: 0, spare: Vec::new(), serial: 0, xid }
+    }
+
+    /// The identifier of the next call, with a free XID.
+    pub(super) fn next_id(&mut self) -> CallId {
+        self.xid = self.free_xid(self.xid);
+        self.serial += 1;
+        CallId { serial: self.serial, xid: self.xid }
+    }
+
+    /// The identifier of a call that is refused: no other call has it.
+    pub(super) fn refused_id(&mut self) -> CallId {
+        self.serial += 1;
+        CallId { serial: self.serial, xid: self.xid }
+    }
+
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.taken
@@ -29,7 +50,7 @@ impl Calls {
     }
 
     /// The next free XID after `last`. It skips XIDs whose slots are taken.
-    pub(super) fn free_xid(&mut self, last: u32) -> u32 {
+    fn free_xid(&mut self, last: u32) -> u32 {
         if 2 * (self.taken + 1) > self.slots.len() {
             self.grow();
         }
@@ -65,7 +86,7 @@ impl Calls {
         }
     }
 
-    /// Adds a call whose XID came from [`free_xid`](Self::free_xid).
+    /// Adds a call whose XID came from [`next_id`](Self::next_id).
     pub(super) fn insert(&mut self, call: Box<Pending>) {
         let slot = self.slot(call.id.xid);
         self.slots[slot] = Some(call);
@@ -105,7 +126,6 @@ impl Calls {
 
 #[cfg(test)]
 mod tests {
-    use super::super::call::CallId;
     use super::*;
     use std::collections::BTreeMap;
 
@@ -113,14 +133,16 @@ mod tests {
     #[test]
     fn calls_are_found_by_their_numbers_whichever_stay() {
         let mut random = fastrand::Rng::with_seed(7);
-        let (mut calls, mut model) = (Calls::default(), BTreeMap::new());
         let mut xid = u32::MAX - 2000;
-        for serial in 0..5000_u64 {
+        let (mut calls, mut model) = (Calls::new(xid), BTreeMap::new());
+        for serial in 1..=5000_u64 {
             let last = xid;
-            xid = calls.free_xid(last);
+            let id = calls.next_id();
+            xid = id.xid;
+            assert_eq!(id.serial, serial);
             assert!(xid.wrapping_sub(last) <= 2 * model.len() as u32 + 1, "not far from the last one");
             let mut call = calls.blank();
-            call.id = CallId { serial, xid };
+            call.id = id;
             calls.insert(call);
             assert_eq!(model.insert(xid, serial), None);
             // Some stay long, and sometimes there are many.
