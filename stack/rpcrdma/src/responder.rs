@@ -1,26 +1,33 @@
 //! The side that is called (RFC 8166 §3, §4).
 
 mod call;
+mod calls;
 mod common;
+mod ending;
 mod incoming;
 mod outgoing;
 mod retries;
+mod spare;
 
+pub use call::{Request, Token};
 pub use common::Common;
+pub use ending::Over;
 
 use crate::binding::Binding;
 use crate::endpoint::{Endpoint, Event, Failure, Sizes};
 use crate::header::{Body, CallFault, DiscardReason, Header, RdmaError, parse_call};
-use crate::pool::Pool;
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
 use crate::rpc::{OwnedAuth, Status};
 use crate::walk::Part;
-use call::{Incoming, Outgoing};
+use call::Outgoing;
+use calls::Calls;
+use ending::{Ending, REASON};
+use spare::Spare;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uwarp::{AcceptOptions, ConnectRequest, Context, DisconnectReason, Error};
+use uwarp::{AcceptOptions, ConnectRequest, Context, Error};
 
 /// How a responder accepts and answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,40 +65,6 @@ impl Default for ResponderOptions {
             timeout: Duration::from_secs(10),
         }
     }
-}
-
-/// Which call is answered; of use once.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the requester waits for an answer"]
-pub struct Token {
-    slot: usize,
-    xid: u32,
-}
-
-impl Token {
-    /// XID of the call, by which a server recognises one that is sent again.
-    pub fn xid(&self) -> u32 {
-        self.xid
-    }
-}
-
-/// A call to be carried out.
-#[derive(Debug)]
-pub struct Request {
-    /// To answer with.
-    pub token: Token,
-    /// Program, one of those that the responder was created with.
-    pub program: u32,
-    /// Its version, one of the program's.
-    pub version: u32,
-    /// The procedure.
-    pub procedure: u32,
-    /// Who calls.
-    pub credential: OwnedAuth,
-    /// What proves it.
-    pub verifier: OwnedAuth,
-    /// The arguments. Each item is a part of its own, inline or not.
-    pub arguments: Vec<Part>,
 }
 
 /// The answer to a call.
@@ -142,14 +115,6 @@ pub struct ResponderStats {
     pub memory_peak: u64,
 }
 
-/// A responder's connection is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the connection has ended")]
-pub struct Over {
-    /// Why, as far as it is known.
-    pub reason: Option<DisconnectReason>,
-}
-
 /// One connection of a server.
 ///
 /// One thread owns it. [`poll`](Self::poll) returns calls, which [`answer`](Self::answer) answers in any order. Calls
@@ -162,56 +127,30 @@ pub struct Responder {
     common: Arc<Common>,
     /// The connection's part of the common limit, updated by each [`poll`](Self::poll).
     part: usize,
-    /// Calls that the application has.
-    given: usize,
-    /// Calls by their receive: a call occupies its receive's slot until it is answered.
-    calls: Vec<Option<Incoming>>,
-    /// Calls whose chunks wait for memory, in order.
-    stalled: VecDeque<usize>,
-    ready: VecDeque<Request>,
-    /// Octets of chunks of calls under way.
-    memory: u64,
+    calls: Calls,
     outgoing: VecDeque<Outgoing>,
     /// XIDs of the last replies with Writes, oldest first.
     written: VecDeque<u32>,
     /// Number of the next reply.
     serial: u64,
-    pool: Pool,
-    /// Items of replies that have been sent.
-    spent: Vec<Vec<u8>>,
+    spare: Spare,
+    /// A received message, and one to send.
     received: Vec<u8>,
     message: Vec<u8>,
-    /// Whether calls are still passed to the application.
-    takes: bool,
-    /// The connection is to end when all answers are posted.
-    leaving: bool,
-    /// The connection has ended for a reason that is not known yet.
-    lost: Option<Loss>,
-    over: Option<Over>,
+    ending: Ending,
     stats: ResponderStats,
 }
 
-/// An ended connection. The reason arrives slightly later.
-#[derive(Clone, Copy, Debug)]
-struct Loss {
-    seen: Instant,
-    /// Fruitless checks for the reason.
-    looks: u32,
-    /// The call that has ended it is known.
-    is_convicted: bool,
-}
-
-/// The longest wait for the reason of a connection's end, without blocking the application's other connections.
-const REASON: Duration = Duration::from_millis(100);
 /// Events that one [`Responder::poll`] looks at.
 const EVENTS_MAX: usize = 128;
-/// The fewest checks for the reason, however much time passes between them: an application that was busy elsewhere has
-/// not waited.
-const LOOKS: u32 = 64;
 
 impl std::fmt::Debug for Responder {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Responder").field("peer", &self.peer).field("over", &self.over).finish_non_exhaustive()
+        formatter
+            .debug_struct("Responder")
+            .field("peer", &self.peer)
+            .field("over", &self.ending.over)
+            .finish_non_exhaustive()
     }
 }
 
@@ -267,22 +206,14 @@ impl Responder {
             peer,
             common,
             part: 0,
-            given: 0,
-            calls: (0..credits).map(|_| None).collect(),
-            stalled: VecDeque::new(),
-            ready: VecDeque::new(),
-            memory: 0,
+            calls: Calls::new(credits),
             outgoing: VecDeque::new(),
             written: VecDeque::new(),
             serial: 0,
-            pool: Pool::new(0),
-            spent: Vec::new(),
+            spare: Spare::new(),
             received: Vec::new(),
             message: Vec::new(),
-            takes: true,
-            leaving: false,
-            lost: None,
-            over: None,
+            ending: Ending::default(),
             stats: ResponderStats::default(),
             options,
         })
@@ -300,7 +231,7 @@ impl Responder {
 
     /// Calls that the application has received and not answered.
     pub fn outstanding(&self) -> usize {
-        self.given
+        self.calls.given()
     }
 
     /// The parameters of the connection.
@@ -310,21 +241,18 @@ impl Responder {
 
     /// Memory of this length for a result, with arbitrary contents: reused memory, if there is some.
     pub fn buffer(&mut self, length: usize) -> Vec<u8> {
-        for memory in self.spent.drain(..) {
-            self.pool.put(memory);
-        }
-        self.pool.take(length)
+        self.spare.buffer(length)
     }
 
     /// Memory of an item of a reply that has been sent, with the item still in it: for servers that send the same data
     /// repeatedly. Unclaimed memory is reused for [`buffer`](Self::buffer).
     pub fn reclaim(&mut self) -> Option<Vec<u8>> {
-        self.spent.pop()
+        self.spare.reclaim()
     }
 
     /// Keeps the memory of arguments for the next call.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
-        self.pool.put(buffer);
+        self.spare.put(buffer);
     }
 
     /// The next call, without waiting. It turns an inline engine. It may return before everything received is
@@ -335,23 +263,19 @@ impl Responder {
     pub fn poll(&mut self) -> Result<Option<Request>, Over> {
         for _ in 0..EVENTS_MAX {
             if self.has_part()
-                && self.takes
-                && let Some(request) = self.ready.pop_front()
+                && !self.ending.stopped
+                && let Some(request) = self.calls.give()
             {
-                self.given += 1;
-                if let Some(call) = self.calls[request.token.slot].as_mut() {
-                    call.is_given = true;
-                }
                 return Ok(Some(request));
             }
-            if let Some(over) = self.over {
+            if let Some(over) = self.ending.over {
                 return Err(over);
             }
             match self.endpoint.poll() {
                 Ok(None) if !self.conclude() => return Ok(None),
                 Ok(None) => {}
                 // Other work under way is flushed.
-                Ok(Some(_)) if self.lost.is_some() => {}
+                Ok(Some(_)) if self.ending.lost.is_some() => {}
                 Ok(Some(event)) => {
                     if self.take(event).is_err() {
                         self.close();
@@ -380,12 +304,12 @@ impl Responder {
             if left.is_zero() {
                 return Ok(None);
             }
-            let waited = match self.lost {
+            let waited = match self.ending.lost {
                 Some(_) => self.endpoint.queue_pair.wait_disconnected(left.min(REASON)).map(drop),
                 None => self.endpoint.wait(left),
             };
             if waited.is_err() {
-                self.over = Some(Over { reason: None });
+                self.ending.over = Some(Over { reason: None });
             }
         }
     }
@@ -395,10 +319,9 @@ impl Responder {
         let part = self.common.part();
         if part != self.part {
             self.part = part;
-            self.spent.truncate(part);
-            self.pool.limit(usize::try_from(self.memory_limit()).unwrap_or(usize::MAX));
+            self.spare.limit(part, usize::try_from(self.memory_limit()).unwrap_or(usize::MAX));
         }
-        self.given + self.outgoing.len() < self.credits() as usize
+        self.calls.given() + self.outgoing.len() < self.credits() as usize
     }
 
     /// Calls that the requester may have under way.
@@ -420,7 +343,7 @@ impl Responder {
     /// Accepts no more calls, so that those accepted can be answered before the connection ends. The requester sends
     /// the others again over its next connection.
     pub fn stop_taking(&mut self) {
-        self.takes = false;
+        self.ending.stopped = true;
     }
 
     /// Ends the connection after the answers given so far. Later ones are not possible: there are no more calls.
@@ -429,13 +352,13 @@ impl Responder {
     /// connection.
     pub fn disconnect(&mut self) {
         self.stop_taking();
-        self.leaving = true;
+        self.ending.leaving = true;
         self.leave();
     }
 
     fn leave(&mut self) {
-        if self.leaving && self.endpoint.has_posted_all() {
-            self.leaving = false;
+        if self.ending.leaving && self.endpoint.has_posted_all() {
+            self.ending.leaving = false;
             self.endpoint.queue_pair.disconnect();
         }
     }
@@ -448,15 +371,15 @@ impl Responder {
 
     fn end(&mut self) {
         // If the connection has already ended, its reason is reported when it arrives.
-        if self.over.is_none() && self.lost.is_none() {
-            self.over = Some(Over { reason: self.endpoint.queue_pair.disconnect_reason() });
+        if !self.ending.has_ended() {
+            self.ending.over = Some(Over { reason: self.endpoint.queue_pair.disconnect_reason() });
         }
     }
 
     fn take(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             // Do not read from the requester for calls that will not be executed.
-            Event::Received { .. } if !self.takes => {
+            Event::Received { .. } if self.ending.stopped => {
                 self.stats.received += 1;
                 Ok(())
             }
@@ -501,7 +424,7 @@ impl Responder {
 
     /// Answers with an RDMA_ERROR.
     fn refuse(&mut self, slot: usize, xid: u32, version: u32, error: RdmaError) -> Result<(), Failure> {
-        self.forget(slot);
+        self.calls.remove(slot);
         self.stats.errors += 1;
         let header = Header { xid, credits: self.credits(), body: Body::Error { version, error } };
         self.message.clear();

@@ -1,9 +1,43 @@
 //! The state of a call: as it comes in, and its reply on the way out.
 
 use crate::header::{Chunks, ReadChunk};
-use crate::rpc::Protection;
-use crate::walk::Item;
+use crate::rpc::{OwnedAuth, Protection};
+use crate::walk::{Item, Part};
 use uwarp::MemoryRegion;
+
+/// Which call is answered; of use once.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the requester waits for an answer"]
+pub struct Token {
+    pub(super) slot: usize,
+    pub(super) xid: u32,
+}
+
+impl Token {
+    /// XID of the call, by which a server recognises one that is sent again.
+    pub fn xid(&self) -> u32 {
+        self.xid
+    }
+}
+
+/// A call to be carried out.
+#[derive(Debug)]
+pub struct Request {
+    /// To answer with.
+    pub token: Token,
+    /// Program, one of those that the responder was created with.
+    pub program: u32,
+    /// Its version, one of the program's.
+    pub version: u32,
+    /// The procedure.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: OwnedAuth,
+    /// What proves it.
+    pub verifier: OwnedAuth,
+    /// The arguments. Each item is a part of its own, inline or not.
+    pub arguments: Vec<Part>,
+}
 
 /// A call that was received and is not answered.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! An incoming call: its chunks are read, and its arguments are assembled.
 
-use super::call::{Incoming, Pull, Pulling, Stage};
-use super::{Answer, LOOKS, Loss, Over, REASON, Request, Responder, Token};
+use super::call::{Incoming, Pull, Pulling, Request, Stage, Token};
+use super::ending::{LOOKS, Loss, Over, REASON};
+use super::{Answer, Responder};
 use crate::endpoint::{Failure, Transfer};
 use crate::header::{Body, FIXED_LEN, Header, READ_SEGMENT_LEN, RdmaError, ReadChunk, VERSION, chunk_length};
 use crate::rpc::{CallHeader, CallHeaderError, Protection, Status};
@@ -25,7 +26,7 @@ impl Responder {
             return self.refuse(slot, xid, VERSION, RdmaError::Chunk);
         }
         let call = long.then(|| chunks.read_chunks().into_iter().next()).flatten();
-        self.calls[slot] = Some(Incoming {
+        let incoming = Incoming {
             xid,
             chunks,
             protection: Protection::None,
@@ -36,7 +37,8 @@ impl Responder {
             octets,
             memory: 0,
             is_given: false,
-        });
+        };
+        self.calls.insert(slot, incoming);
         match call {
             Some(chunk) => self.pull(slot, Pull::Call(chunk)),
             None => self.judge(slot, payload),
@@ -45,7 +47,7 @@ impl Responder {
 
     /// Checks the RPC message, from which items may be missing, before they are read.
     fn judge(&mut self, slot: usize, payload: &[u8]) -> Result<(), Failure> {
-        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(slot) else { return Ok(()) };
         let xid = call.xid;
         let (header, at) = match CallHeader::parse(payload) {
             Ok((header, at)) if header.xid == xid => (header, at),
@@ -94,33 +96,18 @@ impl Responder {
 
     /// Reads chunks, or makes them wait for memory.
     fn pull(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
-        let may_go = self.stalled.is_empty() && self.has_room(slot);
-        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
-        // A call that needs memory waits behind the others that do, or small ones would keep a large one waiting for
-        // ever. A call that needs no more proceeds: the others may be waiting for it.
-        if call.octets == call.memory || may_go {
+        if self.calls.may_read(slot, self.memory_limit()) {
             return self.read(slot, pull);
         }
-        call.stage = Stage::Stalled(pull);
-        self.stalled.push_back(slot);
+        self.calls.stall(slot, pull);
         Ok(())
-    }
-
-    /// Whether there is memory for the chunks of a call: for all at once, since calls with memory for only their first
-    /// chunks could wait for each other for ever.
-    fn has_room(&self, slot: usize) -> bool {
-        let Some(call) = &self.calls[slot] else { return true };
-        // A single call always proceeds: its chunks together are within the limit.
-        self.memory + (call.octets - call.memory) <= self.memory_limit() || self.memory == call.memory
     }
 
     /// Reads chunks that there is memory for.
     fn read(&mut self, slot: usize, pull: Pull) -> Result<(), Failure> {
-        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
-        let more = call.octets - call.memory;
-        call.memory += more;
-        self.memory += more;
-        self.stats.memory_peak = self.stats.memory_peak.max(self.memory);
+        self.calls.reserve(slot);
+        self.stats.memory_peak = self.stats.memory_peak.max(self.calls.memory());
+        let Some(call) = self.calls.get_mut(slot) else { return Ok(()) };
         let mut pulling = Pulling { sinks: Vec::new(), reads: 0 };
         let mut work = Vec::new();
         for chunk in pull.chunks() {
@@ -131,7 +118,7 @@ impl Responder {
                 pulling.sinks.push(None);
                 continue;
             }
-            let region = self.endpoint.register(self.pool.take(length), Access::LOCAL_WRITE)?;
+            let region = self.endpoint.register(self.spare.take(length), Access::LOCAL_WRITE)?;
             let mut at = 0;
             for segment in chunk.segments.iter().filter(|segment| segment.length > 0) {
                 let end = at + segment.length as usize;
@@ -152,9 +139,7 @@ impl Responder {
     pub(super) fn pulled(&mut self, tag: u64) -> Result<(), Failure> {
         // Writes have the tag zero: the Send of their reply reports their completion.
         let Some(slot) = tag.checked_sub(1).map(|slot| slot as usize) else { return Ok(()) };
-        let Some(Incoming { stage: Stage::Pulling(_, pulling), .. }) =
-            self.calls.get_mut(slot).and_then(Option::as_mut)
-        else {
+        let Some(Incoming { stage: Stage::Pulling(_, pulling), .. }) = self.calls.get_mut(slot) else {
             return Ok(());
         };
         pulling.reads -= 1;
@@ -163,7 +148,7 @@ impl Responder {
 
     /// All chunks that were being read have arrived.
     fn arrived(&mut self, slot: usize) -> Result<(), Failure> {
-        let Some(call) = self.calls[slot].as_mut() else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(slot) else { return Ok(()) };
         let stage = std::mem::replace(&mut call.stage, Stage::Called);
         let Stage::Pulling(pull, pulling) = stage else {
             call.stage = stage;
@@ -174,7 +159,7 @@ impl Responder {
             Pull::Call(_) => {
                 let call = sinks.next().unwrap_or_default();
                 let judged = self.judge(slot, &call);
-                self.pool.put(call);
+                self.spare.put(call);
                 judged
             }
             Pull::Items { payload, header: at, items, .. } => {
@@ -196,7 +181,7 @@ impl Responder {
     ) -> Result<(), Failure> {
         let arguments = split(arguments, items, |chunk| sinks.get_mut(chunk).map(std::mem::take).unwrap_or_default())?;
         self.stats.calls += 1;
-        self.ready.push_back(Request {
+        self.calls.complete(Request {
             token: Token { slot, xid: header.xid },
             program: header.program,
             version: header.version,
@@ -208,25 +193,10 @@ impl Responder {
         Ok(())
     }
 
-    /// A call is answered: its memory is free for others.
-    pub(super) fn forget(&mut self, slot: usize) -> Option<Incoming> {
-        let call = self.calls[slot].take()?;
-        self.memory -= call.memory;
-        self.given -= usize::from(call.is_given);
-        Some(call)
-    }
-
     /// Resumes calls that waited for memory, in order, as far as there is some.
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
-        while let Some(&slot) = self.stalled.front()
-            && self.has_room(slot)
-        {
-            self.stalled.pop_front();
-            let Some(call) = self.calls[slot].as_mut() else { continue };
-            match std::mem::replace(&mut call.stage, Stage::Called) {
-                Stage::Stalled(pull) => self.read(slot, pull)?,
-                other => call.stage = other,
-            }
+        while let Some((slot, pull)) = self.calls.resume(self.memory_limit()) {
+            self.read(slot, pull)?;
         }
         Ok(())
     }
@@ -234,19 +204,19 @@ impl Responder {
     /// The connection has ended. A refused Read identifies its call, which is recorded at once: the peer may reconnect
     /// before the reason is known.
     pub(super) fn lose(&mut self, status: WorkStatus, tag: Option<u64>) {
-        let read = tag.and_then(|tag| tag.checked_sub(1)).and_then(|slot| self.calls.get(slot as usize)?.as_ref());
+        let read = tag.and_then(|tag| tag.checked_sub(1)).and_then(|slot| self.calls.get(slot as usize));
         let was_refused = status != WorkStatus::Flushed;
         let guilty = read.filter(|_| was_refused);
         if let Some(call) = guilty {
             self.common.retries.convict(self.peer.ip(), call.xid);
         }
-        self.lost = Some(Loss { seen: Instant::now(), looks: 0, is_convicted: guilty.is_some() });
+        self.ending.lost = Some(Loss { seen: Instant::now(), looks: 0, is_convicted: guilty.is_some() });
     }
 
     /// Whether a lost connection is finished: its reason is known, or cannot be learnt. After a Terminate from the
     /// peer, the calls that may have caused it are recorded.
     pub(super) fn conclude(&mut self) -> bool {
-        let Some(loss) = &mut self.lost else { return false };
+        let Some(loss) = &mut self.ending.lost else { return false };
         let queue_pair = &mut self.endpoint.queue_pair;
         if queue_pair.state() != QueuePairState::Disconnected && (loss.looks < LOOKS || loss.seen.elapsed() < REASON) {
             loss.looks += 1;
@@ -256,8 +226,8 @@ impl Responder {
         if !loss.is_convicted && matches!(reason, Some(DisconnectReason::PeerTerminated(_))) {
             self.common.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
         }
-        self.lost = None;
-        self.over = Some(Over { reason });
+        self.ending.lost = None;
+        self.ending.over = Some(Over { reason });
         true
     }
 }

@@ -1,7 +1,7 @@
 //! A reply on its way out.
 
-use super::call::{Incoming, Outgoing};
-use super::{Answer, Responder, Token};
+use super::call::{Incoming, Outgoing, Token};
+use super::{Answer, Responder};
 use crate::endpoint::{Failure, Transfer};
 use crate::header::{Body, Chunks, Header, RdmaError, Segment, VERSION, fill};
 use crate::rpc::{Protection, ReplyHeader, Status};
@@ -9,8 +9,6 @@ use crate::walk::{Part, Removed, Walk};
 use crate::xdr::{padding, put_padding};
 use uwarp::{Access, MemoryRegion};
 
-/// The most items that wait to be reclaimed.
-const SPENT: usize = 16;
 /// The most replies whose Writes may be the cause of a Terminate.
 const SUSPECTS: usize = 64;
 
@@ -30,7 +28,7 @@ impl Responder {
     /// A reply that fits neither into a Send nor into the chunks of the call becomes an ERR_CHUNK (RFC 8166 §4.5.3). If
     /// not even that can be sent, the connection ends, so that the requester knows that a reply is lost (§4.5.4).
     pub fn answer(&mut self, token: Token, answer: Answer) {
-        if self.over.is_some() || self.lost.is_some() {
+        if self.ending.has_ended() {
             return;
         }
         if self.reply(token.slot, answer).is_err() {
@@ -39,7 +37,7 @@ impl Responder {
     }
 
     pub(super) fn reply(&mut self, slot: usize, answer: Answer) -> Result<(), Failure> {
-        let Some(call) = self.forget(slot) else { return Ok(()) };
+        let Some(call) = self.calls.remove(slot) else { return Ok(()) };
         let answer = if self.is_eligible(&call, &answer) { answer } else { Answer::failure(Status::SystemError) };
         if call.chunks.writes.is_empty() && call.chunks.reply.is_none() {
             return self.reply_whole(slot, &call, &answer);
@@ -140,10 +138,10 @@ impl Responder {
         {
             for (index, region) in outgoing.regions.into_iter().enumerate() {
                 let memory = region.deregister();
-                if index < outgoing.items && self.spent.len() < SPENT.min(self.part) {
-                    self.spent.push(memory);
+                if index < outgoing.items {
+                    self.spare.put_item(memory);
                 } else {
-                    self.pool.put(memory);
+                    self.spare.put(memory);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! A connection that has ended for a reason that is not known yet.
 
+use super::ending::LOOKS;
 use super::*;
 use uwarp::{Config, ConnectOptions, ListenOptions, QueuePairOptions, Status as WorkStatus};
 
@@ -29,9 +30,9 @@ fn the_reason_of_an_end_is_not_waited_for() {
     // Work was flushed, and the event that says why has not come yet.
     let turns = || there.stats().engines[0].turns;
     let lose = |responder: &mut Responder, seen: Instant| {
-        responder.over = None;
+        responder.ending.over = None;
         responder.lose(WorkStatus::Flushed, None);
-        responder.lost.as_mut().unwrap().seen = seen;
+        responder.ending.lost.as_mut().unwrap().seen = seen;
     };
 
     // Until the time is over there is any number of looks. One that waited would turn the engine more than once.
