@@ -1,13 +1,11 @@
 //! Who turns an engine: a thread of its own, or the threads of the application that poll.
 
+use crossbeam::utils::CachePadded;
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{PoisonError, TryLockError};
 
-use crossbeam::utils::CachePadded;
-
-use crate::Notifier;
-use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
+use crate::sync::{Arc, AtomicU32};
+use crate::{BiasedGuard, BiasedLock, Notifier};
 
 /// What turns an engine, in the hands of whoever holds the helm.
 ///
@@ -17,7 +15,8 @@ use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 /// to wait for the engine calls the thread back ([`call`](Self::call)); commands fire the notifier themselves. Either
 /// the thread sees the call before it stands back, or the call wakes it.
 pub struct Helm<T> {
-    crew: Mutex<T>,
+    /// The application's thread that polls is its favourite.
+    crew: BiasedLock<T>,
     /// Wakes the engine's thread.
     wake: Arc<Notifier>,
     /// What the application has polled, see [`Helm::count`].
@@ -27,7 +26,7 @@ pub struct Helm<T> {
 }
 
 /// The helm in the hands of its holder.
-pub type Held<'a, T> = MutexGuard<'a, T>;
+pub type Held<'a, T> = BiasedGuard<'a, T>;
 
 impl<T> Helm<T> {
     /// Wakes an engine that sleeps: work was posted. A thread that stands back leaves it to the application's next
@@ -38,23 +37,31 @@ impl<T> Helm<T> {
 
     /// A free helm. `wake` wakes the thread of the engine.
     pub fn new(crew: T, wake: Arc<Notifier>) -> Helm<T> {
-        Helm { crew: Mutex::new(crew), wake, polled: CachePadded::new(AtomicU32::new(0)), calls: AtomicU32::new(0) }
+        Helm {
+            crew: BiasedLock::new(crew),
+            wake,
+            polled: CachePadded::new(AtomicU32::new(0)),
+            calls: AtomicU32::new(0),
+        }
     }
 
-    /// The helm if it is free. For the application's threads.
+    /// The helm if it is free. For the application's threads. A panic while it was held ended the engine, which its
+    /// holder has noted.
     #[inline]
     pub fn try_take(&self) -> Option<Held<'_, T>> {
-        match self.crew.try_lock() {
-            Ok(held) => Some(held),
-            // A panic while it was held ended the engine, which its holder has noted.
-            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.crew.try_lock()
+    }
+
+    /// The helm if the calling thread takes it all the time, so that taking it costs no atomic operation. The engine's
+    /// thread stands back then.
+    #[inline]
+    pub fn take_as_usual(&self) -> Option<Held<'_, T>> {
+        self.crew.lock_as_favourite()
     }
 
     /// Waits for the helm. For the engine's thread: the others hold it for one turn.
     pub fn take(&self) -> Held<'_, T> {
-        self.crew.lock().unwrap_or_else(PoisonError::into_inner)
+        self.crew.lock_as_guest()
     }
 
     /// Counts a poll of the application that wanted the helm, as one and as the frames that its turn moved: about the

@@ -7,7 +7,8 @@
 //!   plain stream.
 //! - [`Doorbells`]: a bitmap by which any thread tells one engine which queues have new elements.
 //! - [`Notifier`]: an eventfd that is written only if a thread has armed it, so that polling costs no system call.
-//! - [`Helm`]: which thread turns an engine. The one lock here; only the engine's own thread ever waits for it.
+//! - [`BiasedLock`]: a lock that costs the thread which uses it nearly always no atomic operation.
+//! - [`Helm`]: which thread turns an engine, by such a lock; only the engine's own thread ever waits for it.
 //! - [`Claims`]: a table of which engine has what, such as a flow.
 //! - [`Shares`]: the accounts of a queue that has several users.
 //!
@@ -19,6 +20,7 @@
 // Two threads access the elements through shared cells; the cursors decide which thread may.
 #![allow(unsafe_code)]
 
+mod biased;
 mod bytes;
 mod claims;
 mod doorbell;
@@ -32,6 +34,7 @@ mod sync;
 #[cfg(test)]
 mod models;
 
+pub use biased::{BiasedGuard, BiasedLock};
 pub use bytes::{ByteConsumer, ByteProducer, byte_ring};
 pub use claims::{Claim, Claims};
 pub use doorbell::Doorbells;

@@ -14,7 +14,7 @@ mod loom_models {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    use crate::{Claim, Claims, Doorbells, Helm, Notifier, Shares, byte_ring, ring};
+    use crate::{BiasedLock, Claim, Claims, Doorbells, Helm, Notifier, Shares, byte_ring, ring};
 
     /// More than three preemptions make the larger models run for hours, and have found nothing more.
     fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -394,6 +394,32 @@ mod loom_models {
                 calls = helm.calls();
             }
             application.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_biased_lock_lets_one_thread_in_at_a_time() {
+        check(|| {
+            let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0_usize)));
+            let enter = |cell: &UnsafeCell<usize>| {
+                // SAFETY: whoever has the lock is alone, which loom checks here.
+                cell.with_mut(|count| unsafe { *count += 1 });
+            };
+            let favourite = {
+                let lock = lock.clone();
+                thread::spawn(move || {
+                    // The second time makes it the favourite.
+                    for _ in 0..4 {
+                        enter(&lock.lock());
+                    }
+                })
+            };
+            let tried = lock.try_lock().map(|cell| enter(&cell)).is_some();
+            enter(&lock.lock());
+            favourite.join().unwrap();
+            let cell = lock.lock_as_guest();
+            // SAFETY: as above.
+            assert_eq!(cell.with(|count| unsafe { *count }), 5 + usize::from(tried));
         });
     }
 

@@ -82,11 +82,22 @@ impl Notifier {
     /// `bits`.
     #[inline]
     pub fn fire_if_armed_for(&self, bits: u8) -> bool {
+        Self::order_before_fire();
+        self.fire_in_order(bits)
+    }
+
+    /// What [`fire_in_order`](Self::fire_in_order) needs between what the caller published and the first of its calls:
+    /// a fence, which waits until the core's stores have left it.
+    #[inline]
+    pub fn order_before_fire() {
         fence(SeqCst);
-        if self.armed.load(Relaxed) & bits == 0 {
-            return false;
-        }
-        self.fire_once()
+    }
+
+    /// As [`fire_if_armed_for`](Self::fire_if_armed_for), for one of several notifiers that are fired for what was
+    /// published before [`order_before_fire`](Self::order_before_fire).
+    #[inline]
+    pub fn fire_in_order(&self, bits: u8) -> bool {
+        self.armed.load(Relaxed) & bits != 0 && self.fire_once()
     }
 
     #[cold]

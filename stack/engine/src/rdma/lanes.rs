@@ -130,11 +130,15 @@ impl Lanes {
                 }
             }
         }
+        if self.dirty.is_empty() {
+            return;
+        }
+        Notifier::order_before_fire();
         for index in self.dirty.drain(..) {
             if let Some(Some(lane)) = self.lanes.get_mut(index as usize) {
                 lane.dirty = false;
                 let urgent = std::mem::take(&mut lane.urgent);
-                lane.notifier.fire_if_armed_for(ANY_COMPLETION | if urgent { URGENT_COMPLETION } else { 0 });
+                lane.notifier.fire_in_order(ANY_COMPLETION | if urgent { URGENT_COMPLETION } else { 0 });
             }
         }
     }

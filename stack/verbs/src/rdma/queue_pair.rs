@@ -440,7 +440,7 @@ impl QueuePairControl {
         let index = engine.unwrap_or_else(|| self.shared.pick_engine());
         let engine = &self.shared.engines[index];
         self.engine = index;
-        self.gate.bind(engine);
+        self.gate.bind(engine, self.shared.config.engine.poll_turns == Some(true));
         engine.command(Command::CreateQueuePair(Box::new(QueuePairSetup {
             number: self.number,
             stream: self.stream,

@@ -237,6 +237,12 @@ impl Seat {
         turned
     }
 
+    /// Rings a doorbell from the thread that has the seat. False if the doorbells for all threads have to be used.
+    #[inline]
+    fn ring_here(&mut self, number: u32) -> bool {
+        self.engine.as_mut().is_some_and(|engine| each_kind!(engine, engine => engine.ring_here(number)))
+    }
+
     fn enable_wakeups(&mut self) -> bool {
         self.engine.as_mut().is_none_or(|engine| each_kind!(engine, engine => engine.enable_wakeups()))
     }
@@ -421,9 +427,7 @@ pub(crate) fn ring_inline(context: u64, number: u32) -> bool {
     SEATS
         .try_with(|seats| {
             let Ok(mut seats) = seats.try_borrow_mut() else { return false };
-            let Some(seat) = seats.list.iter_mut().find(|seat| seat.context == context) else { return false };
-            let Some(engine) = &mut seat.engine else { return false };
-            each_kind!(engine, engine => engine.ring_here(number))
+            seats.list.iter_mut().find(|seat| seat.context == context).is_some_and(|seat| seat.ring_here(number))
         })
         .unwrap_or(false)
 }

@@ -4,7 +4,7 @@ use super::QueuePairOptions;
 use crate::error::{PostError, PostErrorReason};
 use crate::rdma::request::{ReceiveRequest, SendLimits, SendRequest};
 use crate::runtime::context::Shared;
-use crate::runtime::driver::at_helm::Helm;
+use crate::runtime::driver::at_helm::{Helm, ring_for_application};
 use crate::runtime::driver::ring_inline;
 use crate::runtime::engine_handle::EngineHandle;
 use crate::runtime::lock::lock;
@@ -35,6 +35,8 @@ struct Opening {
 struct Bell {
     doorbells: Arc<Doorbells>,
     wake: Arc<Notifier>,
+    /// Of an engine that polls turn.
+    helm: Option<Arc<Helm>>,
 }
 
 impl Gate {
@@ -42,8 +44,12 @@ impl Gate {
         &self.established
     }
 
-    pub(super) fn bind(&self, engine: &EngineHandle) {
-        let bell = Bell { doorbells: Arc::clone(engine.doorbells()), wake: Arc::clone(engine.wake()) };
+    pub(super) fn bind(&self, engine: &EngineHandle, poll_turns: bool) {
+        let bell = Bell {
+            doorbells: Arc::clone(engine.doorbells()),
+            wake: Arc::clone(engine.wake()),
+            helm: poll_turns.then(|| Arc::clone(engine.helm())),
+        };
         lock(&self.opening).bell = Some(bell);
     }
 
@@ -224,7 +230,12 @@ impl SendHalf {
     #[inline]
     fn ring_doorbell(&self) {
         let Some(bell) = &self.bell else { return };
-        if self.threaded || !ring_inline(self.shared.id, self.number) {
+        let is_rung_here = if self.threaded {
+            bell.helm.as_ref().is_some_and(|helm| ring_for_application(helm, self.number))
+        } else {
+            ring_inline(self.shared.id, self.number)
+        };
+        if !is_rung_here {
             bell.doorbells.ring(self.number as usize);
             bell.wake.fire_if_armed_for(Helm::POSTED);
         }

@@ -45,6 +45,13 @@ pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_
     turned.busy
 }
 
+/// Rings a queue pair's doorbell without an atomic operation, if the calling thread is the one that turns the engine
+/// all the time. Its next poll answers; if there is none, the engine's thread does when it comes back.
+#[inline]
+pub(crate) fn ring_for_application(helm: &Helm, number: u32) -> bool {
+    helm.take_as_usual().is_some_and(|mut held| held.as_mut().is_some_and(|seat| seat.ring_here(number)))
+}
+
 /// Turns until the engine is shut down or fails: the body of an engine thread. While the application polls the thread
 /// stands back, if the options say so.
 pub(crate) fn run(helm: &Helm, mut seat: Seat, options: &EngineOptions) {
