@@ -11,12 +11,13 @@ use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, Status};
+use uwarp_ring::{BiasedGuard, BiasedLock};
 
 /// A completion queue.
 pub(crate) struct Queue {
-    inner: Mutex<Polled>,
+    inner: BiasedLock<Polled>,
     /// A duplicate of the queue's descriptor, for those who wait while others poll.
     notifier: OwnedFd,
     /// Completion events.
@@ -51,8 +52,8 @@ impl DerefMut for Polled {
 }
 
 impl Queue {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Polled> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> BiasedGuard<'_, Polled> {
+        self.inner.lock()
     }
 
     /// Takes one event of those that the descriptor of an armed queue counts.
@@ -204,7 +205,7 @@ fn create(
         let handle = Handle::create(
             public,
             Queue {
-                inner: Mutex::new(Polled { queue, batch: [Completion::default(); BATCH] }),
+                inner: BiasedLock::new(Polled { queue, batch: [Completion::default(); BATCH] }),
                 notifier,
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),

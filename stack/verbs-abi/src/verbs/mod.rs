@@ -14,6 +14,7 @@ pub(crate) mod domain;
 pub(crate) mod region;
 
 // Work, and the objects that take it.
+pub(crate) mod builder;
 pub(crate) mod pair;
 pub(crate) mod shared_receives;
 pub(crate) mod window;

@@ -1,25 +1,24 @@
 //! Queue pairs: what one is, and how those that there are can be found.
 
 use crate::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_state};
-use crate::errno::Errno;
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
+use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
-use crate::verbs::window::Bind;
-use crate::verbs::work::{Entries, Inline, Work};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::{QueuePairControl, ReceiveHalf, SendHalf};
+use uwarp_ring::BiasedLock;
 
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
 /// one that sends.
 pub(crate) struct Pair {
     pub(crate) control: Mutex<QueuePairControl>,
-    pub(crate) send: Mutex<SendHalf>,
-    pub(crate) receive: Mutex<ReceiveHalf>,
-    /// What `ibv_wr_start` has begun; none for a queue pair that was not made for it.
-    pub(crate) builder: Option<Mutex<Builder>>,
+    pub(crate) send: BiasedLock<Sender>,
+    pub(crate) receive: BiasedLock<ReceiveHalf>,
+    /// The queue pair was made for `ibv_wr_start` and what belongs to it.
+    pub(crate) has_builder: bool,
     pub(crate) asynchronous: Unacknowledged,
     /// What the program said when it was made, as far as it asks for it again.
     pub(crate) caps: ibv_qp_cap,
@@ -33,25 +32,11 @@ pub(crate) struct Pair {
 }
 object!(Pair: ibv_qp_ex, b"qp");
 
-/// The requests since `ibv_wr_start`.
-#[derive(Default)]
-pub(crate) struct Builder {
-    pub(crate) requests: Vec<Request>,
-    /// The first mistake; nothing is posted then.
-    pub(crate) failed: Option<Errno>,
-}
-
-/// A request of a builder.
-pub(crate) struct Request {
-    pub(crate) work: Work,
-    pub(crate) kind: Kind,
-}
-
-/// What a request of a builder carries.
-pub(crate) enum Kind {
-    Entries(Entries),
-    Inline(Inline),
-    Bind(Bind),
+/// What posts to the send queue.
+pub(crate) struct Sender {
+    pub(crate) half: SendHalf,
+    /// What `ibv_wr_start` has begun.
+    pub(crate) builder: Builder,
 }
 
 impl Pair {

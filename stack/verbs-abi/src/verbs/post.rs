@@ -5,9 +5,8 @@ use crate::errno::{Errno, number};
 use crate::handle::Handle;
 use crate::verbs::pair::Pair;
 use crate::verbs::window::{self, Bind};
-use crate::verbs::work::{self, Data, Inline, Work, each_receive, list, with_entries};
+use crate::verbs::work::{self, Data, Inline, Work, each_receive, list, octets, with_entries};
 use libc::c_int;
-use std::sync::PoisonError;
 use uwarp::SendHalf;
 
 /// Posts one request of C's list.
@@ -37,8 +36,14 @@ unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), E
             work.operands = [request.wr.atomic.compare_add, request.wr.atomic.swap];
         }
         if request.send_flags & IBV_SEND_INLINE != 0 {
+            let mut entries = list(request.sg_list, request.num_sge)?;
+            if request.num_sge == 1
+                && let Some(sge) = entries.next()
+            {
+                return work::post(sender, &work, &Data::Inline(octets(&sge)?));
+            }
             let mut inline = Inline::new();
-            for sge in list(request.sg_list, request.num_sge)? {
+            for sge in entries {
                 inline.push(std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize)?;
             }
             return work::post(sender, &work, &Data::Inline(inline.as_slice()));
@@ -64,10 +69,10 @@ pub(crate) unsafe extern "C" fn post_send(
                     return Err(errno);
                 }
             };
-            let mut sender = pair.send.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sender = pair.send.lock();
             let mut next = list;
             while let Some(request) = next.as_ref() {
-                if let Err(errno) = post_one(&mut sender, request) {
+                if let Err(errno) = post_one(&mut sender.half, request) {
                     if let Some(bad) = bad.as_mut() {
                         *bad = next;
                     }
@@ -97,7 +102,7 @@ pub(crate) unsafe extern "C" fn post_recv(
                     return Err(errno);
                 }
             };
-            let mut receiver = pair.receive.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut receiver = pair.receive.lock();
             each_receive(list, bad, |request| {
                 receiver.post_receive(&[request]).map_err(|error| error.reason)?;
                 Ok(())

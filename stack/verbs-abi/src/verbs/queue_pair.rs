@@ -5,16 +5,18 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
 use crate::event_fd::Unacknowledged;
 use crate::handle::Handle;
 use crate::process;
+use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, MOST_READS, next_handle};
 use crate::verbs::domain::Domain;
-use crate::verbs::pair::{Pair, by_number, set_state, state};
+use crate::verbs::pair::{Pair, Sender, by_number, set_state, state};
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
 use libc::c_int;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use uwarp::QueuePairOptions;
+use uwarp_ring::BiasedLock;
 
 /// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic
 /// with its sink, a bind and a Write with immediate data may need.
@@ -118,9 +120,9 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             public,
             Pair {
                 control: Mutex::new(control),
-                send: Mutex::new(send),
-                receive: Mutex::new(receive),
-                builder: with_builder.then(Mutex::default),
+                send: BiasedLock::new(Sender { half: send, builder: Builder::default() }),
+                receive: BiasedLock::new(receive),
+                has_builder: with_builder,
                 asynchronous: Unacknowledged::default(),
                 caps: wanted.cap,
                 signal_all: wanted.sq_sig_all != 0,
@@ -185,7 +187,7 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     pointer(|| {
         // SAFETY: the caller's pointer.
         let pair = unsafe { Handle::<Pair>::get(qp.cast())? };
-        if pair.builder.is_some() { Ok(pair.public()) } else { Err(EOPNOTSUPP) }
+        if pair.has_builder { Ok(pair.public()) } else { Err(EOPNOTSUPP) }
     })
 }
 
@@ -257,7 +259,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let now = state(pair);
         match wanted.qp_state {
             IBV_QPS_RESET => {
-                pair.control().reset_with(&mut pair.send.lock().unwrap_or_else(PoisonError::into_inner))?;
+                pair.control().reset_with(&mut pair.send.lock().half)?;
                 set_state(pair, IBV_QPS_RESET);
             }
             IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),

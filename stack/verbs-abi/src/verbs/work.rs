@@ -17,6 +17,11 @@ impl Entries {
         Self { entries: [Sge { stag: 0, length: 0, offset: 0 }; MAX_SGE], count: 0 }
     }
 
+    /// Forgets them.
+    pub(crate) fn clear(&mut self) {
+        self.count = 0;
+    }
+
     pub(crate) fn push(&mut self, sge: &ibv_sge) -> Result<(), Errno> {
         *self.entries.get_mut(self.count).ok_or(EINVAL)? = entry(sge);
         self.count += 1;
@@ -70,6 +75,23 @@ pub(crate) unsafe fn with_entries<T>(
     with(entries.as_slice())
 }
 
+/// The program's octets that the one SGE of an inline request names.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+pub(crate) unsafe fn octets<'a>(sge: &ibv_sge) -> Result<&'a [u8], Errno> {
+    let (from, length) = (std::ptr::with_exposed_provenance::<u8>(sge.addr as usize), sge.length as usize);
+    if length == 0 {
+        return Ok(&[]);
+    }
+    if from.is_null() || length > MAX_INLINE {
+        return Err(EINVAL);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(from, length) })
+}
+
 /// The octets of an inline request, gathered.
 pub(crate) struct Inline {
     octets: [u8; MAX_INLINE],
@@ -79,6 +101,11 @@ pub(crate) struct Inline {
 impl Inline {
     pub(crate) const fn new() -> Self {
         Self { octets: [0; MAX_INLINE], length: 0 }
+    }
+
+    /// Forgets them.
+    pub(crate) fn clear(&mut self) {
+        self.length = 0;
     }
 
     /// Adds octets of the program's memory.
@@ -104,6 +131,7 @@ impl Inline {
 }
 
 /// What a request does, in the terms of the verbs.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Work {
     pub(crate) id: u64,
     pub(crate) opcode: ibv_wr_opcode,

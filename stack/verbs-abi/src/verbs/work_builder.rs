@@ -3,11 +3,11 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, nothing, number};
 use crate::handle::Handle;
-use crate::verbs::pair::{Builder, Kind, Pair, Request};
-use crate::verbs::window::{self, Bind};
-use crate::verbs::work::{self, Data, Entries, Inline, Work};
+use crate::verbs::builder::{Builder, Kind};
+use crate::verbs::pair::{Pair, Sender};
+use crate::verbs::window::Bind;
+use crate::verbs::work::{Entries, Inline, Work};
 use libc::{c_int, c_void, size_t};
-use std::sync::{MutexGuard, PoisonError};
 
 /// Puts the functions into the structure that the header's inline functions call.
 pub(crate) fn set_functions(public: &mut ibv_qp_ex) {
@@ -30,38 +30,43 @@ pub(crate) fn set_functions(public: &mut ibv_qp_ex) {
     public.wr_abort = Some(abort);
 }
 
+/// The queue pair, if it was made for these calls.
+///
+/// # Safety
+/// As [`Handle::get`].
+#[inline]
+unsafe fn get<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Handle<Pair>, Errno> {
+    // SAFETY: as the caller promises.
+    let pair = unsafe { Handle::<Pair>::get(qp)? };
+    if pair.has_builder { Ok(pair) } else { Err(EOPNOTSUPP) }
+}
+
+#[inline]
 fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Builder) -> Result<(), Errno>) {
     nothing(|| {
         // SAFETY: the caller's pointer.
-        let mut builder = builder(unsafe { Handle::<Pair>::get(qp)? })?;
-        if let Err(errno) = body(&mut builder) {
-            builder.failed.get_or_insert(errno);
+        let mut sender = unsafe { get(qp)? }.send.lock();
+        if let Err(errno) = body(&mut sender.builder) {
+            sender.builder.failed.get_or_insert(errno);
         }
         Ok(())
     });
 }
 
-fn builder(pair: &Handle<Pair>) -> Result<MutexGuard<'_, Builder>, Errno> {
-    Ok(pair.builder.as_ref().ok_or(EOPNOTSUPP)?.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
 /// Begins a request; its identifier and flags stand in the structure now.
+#[inline]
 fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, rkey: u32, remote: u64, word: u32, operands: [u64; 2]) {
     with(qp, |builder| {
         // SAFETY: the caller's pointer, looked at by `with`.
         let (id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-        builder.requests.push(Request {
-            work: Work { id, opcode, flags, word, remote, rkey, operands },
-            kind: Kind::Entries(Entries::new()),
-        });
+        builder.push(Work { id, opcode, flags, word, remote, rkey, operands });
         Ok(())
     });
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     with(qp, |builder| {
-        builder.requests.clear();
-        builder.failed = None;
+        builder.clear();
         Ok(())
     });
 }
@@ -74,20 +79,9 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     number(|| {
         // SAFETY: the caller's pointer.
-        let pair = unsafe { Handle::<Pair>::get(qp)? };
-        let mut builder = builder(pair)?;
-        if let Some(errno) = builder.failed {
-            return Err(errno);
-        }
-        let mut sender = pair.send.lock().unwrap_or_else(PoisonError::into_inner);
-        for request in builder.requests.drain(..) {
-            match request.kind {
-                Kind::Entries(entries) => work::post(&mut sender, &request.work, &Data::Entries(entries.as_slice()))?,
-                Kind::Inline(inline) => work::post(&mut sender, &request.work, &Data::Inline(inline.as_slice()))?,
-                Kind::Bind(bind) => window::post(&mut sender, request.work.id, request.work.flags, bind)?,
-            }
-        }
-        Ok(())
+        let mut sender = unsafe { get(qp)? }.send.lock();
+        let Sender { half, builder } = &mut *sender;
+        builder.post(half)
     })
 }
 
@@ -104,9 +98,9 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, inf
     with(qp, |builder| {
         // SAFETY: the caller's pointers.
         let bind = unsafe { Bind::of(mw, rkey, info.as_ref().ok_or(EINVAL)?)? };
-        if let Some(request) = builder.requests.last_mut() {
-            request.kind = Kind::Bind(bind);
-        }
+        let request = builder.last()?;
+        request.kind = Kind::Bind;
+        request.bind = Some(bind);
         Ok(())
     });
 }
@@ -139,24 +133,35 @@ unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     begin(qp, IBV_WR_SEND_WITH_INV, 0, 0, rkey, [0; 2]);
 }
 
-/// Changes the request that was begun last.
-fn last(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Request) -> Result<(), Errno>) {
-    with(qp, |builder| body(builder.requests.last_mut().ok_or(EINVAL)?));
-}
-
-unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, from: *mut c_void, length: size_t) {
-    last(qp, |request| {
-        let mut inline = Inline::new();
-        // SAFETY: the caller's memory.
-        unsafe { inline.push(from.cast(), length)? };
-        request.kind = Kind::Inline(inline);
-        Ok(())
+/// Makes the last request one that carries the program's octets, which `fill` copies.
+#[inline]
+fn fill_inline(qp: *mut ibv_qp_ex, fill: impl FnOnce(&mut Inline) -> Result<(), Errno>) {
+    with(qp, |builder| {
+        let request = builder.last()?;
+        request.kind = Kind::Inline;
+        request.inline.clear();
+        fill(&mut request.inline)
     });
 }
 
+/// Makes the last request one with SGEs.
+#[inline]
+fn fill_entries(qp: *mut ibv_qp_ex, fill: impl FnOnce(&mut Entries) -> Result<(), Errno>) {
+    with(qp, |builder| {
+        let request = builder.last()?;
+        request.kind = Kind::Entries;
+        request.entries.clear();
+        fill(&mut request.entries)
+    });
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, from: *mut c_void, length: size_t) {
+    // SAFETY: the caller's memory.
+    fill_inline(qp, |inline| unsafe { inline.push(from.cast(), length) });
+}
+
 unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: size_t, list: *const ibv_data_buf) {
-    last(qp, |request| {
-        let mut inline = Inline::new();
+    fill_inline(qp, |inline| {
         for index in 0..count {
             // SAFETY: the caller's list, and the memory that it names.
             unsafe {
@@ -164,28 +169,20 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: size_t, lis
                 inline.push(part.addr.cast(), part.length)?;
             }
         }
-        request.kind = Kind::Inline(inline);
         Ok(())
     });
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
-    last(qp, |request| {
-        let mut entries = Entries::new();
-        entries.push(&ibv_sge { addr: address, length, lkey })?;
-        request.kind = Kind::Entries(entries);
-        Ok(())
-    });
+    fill_entries(qp, |entries| entries.push(&ibv_sge { addr: address, length, lkey }));
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: size_t, list: *const ibv_sge) {
-    last(qp, |request| {
-        let mut entries = Entries::new();
+    fill_entries(qp, |entries| {
         for index in 0..count {
             // SAFETY: the caller's list.
             entries.push(unsafe { list.as_ref().map(|_| &*list.add(index)).ok_or(EINVAL)? })?;
         }
-        request.kind = Kind::Entries(entries);
         Ok(())
     });
 }

@@ -1,0 +1,83 @@
+//! What `ibv_wr_start` begins: requests that are put together and posted as one list.
+
+use crate::errno::{EINVAL, Errno};
+use crate::verbs::window::{self, Bind};
+use crate::verbs::work::{self, Data, Entries, Inline, Work};
+use uwarp::SendHalf;
+
+/// The requests since `ibv_wr_start`.
+#[derive(Default)]
+pub(crate) struct Builder {
+    /// Those of this list come first; the rest is room that earlier lists have left.
+    requests: Vec<Request>,
+    count: usize,
+    /// The first mistake; nothing is posted then.
+    pub(crate) failed: Option<Errno>,
+}
+
+/// A request of a builder. Only what `kind` says is valid: the other parts would take longer to clear than a request
+/// takes.
+pub(crate) struct Request {
+    work: Work,
+    pub(crate) kind: Kind,
+    pub(crate) entries: Entries,
+    pub(crate) inline: Inline,
+    pub(crate) bind: Option<Bind>,
+}
+
+/// What a request of a builder carries.
+pub(crate) enum Kind {
+    Entries,
+    Inline,
+    Bind,
+}
+
+impl Builder {
+    pub(crate) fn clear(&mut self) {
+        (self.count, self.failed) = (0, None);
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, work: Work) {
+        match self.requests.get_mut(self.count) {
+            Some(request) => {
+                request.work = work;
+                request.kind = Kind::Entries;
+                request.entries.clear();
+            }
+            None => self.requests.push(Request {
+                work,
+                kind: Kind::Entries,
+                entries: Entries::new(),
+                inline: Inline::new(),
+                bind: None,
+            }),
+        }
+        self.count += 1;
+    }
+
+    /// The request that was begun last.
+    #[inline]
+    pub(crate) fn last(&mut self) -> Result<&mut Request, Errno> {
+        self.requests[..self.count].last_mut().ok_or(EINVAL)
+    }
+
+    /// Posts the requests.
+    pub(crate) fn post(&mut self, sender: &mut SendHalf) -> Result<(), Errno> {
+        if let Some(errno) = self.failed {
+            return Err(errno);
+        }
+        for request in &mut self.requests[..std::mem::take(&mut self.count)] {
+            let work = &request.work;
+            match request.kind {
+                Kind::Entries => work::post(sender, work, &Data::Entries(request.entries.as_slice()))?,
+                Kind::Inline => work::post(sender, work, &Data::Inline(request.inline.as_slice()))?,
+                Kind::Bind => {
+                    let bind = request.bind.take().ok_or(EINVAL)?;
+                    window::post(sender, work.id, work.flags, bind)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
