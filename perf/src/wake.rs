@@ -1,6 +1,7 @@
 //! What it takes to wake an idle engine: a Read whose responder sleeps, beside the wake-up of a thread by an eventfd.
 //!
-//! A Read is answered by the responder's engine alone. The requester polls, so that only one thread has to wake.
+//! A Read is answered by the responder's engine alone. The requester polls all the time, so that only one thread has to
+//! wake, and only that one has lost its caches.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,8 +13,8 @@ use clap::{Args, ValueEnum};
 use rustix::event::EventfdFlags;
 use uwarp::config::Idle;
 use uwarp::{
-    AcceptOptions, Access, Config, ConnectOptions, Context, DeviceConfig, ListenOptions, MemifRole, QueuePairOptions,
-    SendRequest,
+    AcceptOptions, Access, CompletionQueue, Config, ConnectOptions, Context, DeviceConfig, ListenOptions, MemifRole,
+    QueuePairOptions, SendRequest,
 };
 use uwarp_app::output;
 
@@ -106,7 +107,7 @@ fn measure(options: &Options, context: &Context, told: &mpsc::Receiver<(u32, u64
     let region = domain.register_zeroed(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     context.connect(&mut queue_pair, ([10, 0, 0, 1], PORT).into(), ConnectOptions::default().timeout(PATIENCE))?;
     let (stag, offset) = told.recv_timeout(PATIENCE).context("the responder has not accepted")?;
-    let mut read = || -> anyhow::Result<Duration> {
+    let mut read = |completions: &mut CompletionQueue| -> anyhow::Result<Duration> {
         let sink = region.sge(..8)?;
         let start = Instant::now();
         queue_pair.post_send(&[SendRequest::read(1, &[sink], stag, offset).signalled()])?;
@@ -118,15 +119,21 @@ fn measure(options: &Options, context: &Context, told: &mpsc::Receiver<(u32, u64
             ensure!(start.elapsed() < PATIENCE, "the Read does not end");
         }
     };
-    let idle = Duration::from_millis(options.idle);
+    let silence = |completions: &mut CompletionQueue| {
+        let end = Instant::now() + Duration::from_millis(options.idle);
+        while Instant::now() < end {
+            ensure!(completions.poll_one().is_none(), "a completion without a request");
+        }
+        Ok(())
+    };
     let (mut asleep, mut awake, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     std::thread::scope(|scope| -> anyhow::Result<()> {
         let mut bell = Bell::new(scope)?;
         for _ in 0..options.count {
-            std::thread::sleep(idle);
-            asleep.push(read()?);
-            awake.push(read()?);
-            std::thread::sleep(idle);
+            silence(&mut completions)?;
+            asleep.push(read(&mut completions)?);
+            awake.push(read(&mut completions)?);
+            silence(&mut completions)?;
             bare.push(bell.ring()?);
         }
         Ok(())

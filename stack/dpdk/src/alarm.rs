@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dpdk_sys as sys;
@@ -61,6 +61,8 @@ pub(crate) struct Alarm {
     peer: Mutex<Option<c_int>>,
     /// Readable when the device has changed: the thread must look at it, and enable announcements again.
     changes: OwnedFd,
+    /// Set before each write to `changes`, so that a thread which wakes need not read that.
+    changed: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,7 +93,14 @@ impl Alarm {
     /// Those of eventfd(2).
     pub(crate) fn new(announcement: Announcement, queue: u16) -> io::Result<Alarm> {
         let changes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Alarm { announcement, queue, packets: Mutex::new(None), peer: Mutex::new(None), changes })
+        Ok(Alarm {
+            announcement,
+            queue,
+            packets: Mutex::new(None),
+            peer: Mutex::new(None),
+            changes,
+            changed: AtomicBool::new(false),
+        })
     }
 
     /// Finds the descriptors of a port that has just started. The port does not change meanwhile, except for the peer
@@ -134,10 +143,25 @@ impl Alarm {
         *lock(&self.packets) = None;
     }
 
-    /// Has the device announce packets. One that arrived before is not announced: look once more.
+    /// Consumes old announcements of changes before a sleep. This is not done when a sleep ends: a thread that wakes has
+    /// work to do.
+    pub(crate) fn drain_changes(&self) {
+        drain(&self.changes);
+        fence(Ordering::SeqCst);
+        if self.changed.load(Ordering::Acquire) {
+            self.signal_change();
+        }
+    }
+
+    /// Has the device announce packets, and consumes old announcements. One that arrived before is not announced: look once more.
     ///
     /// Not beside control calls that take the device away.
     pub(crate) fn enable(&self, port: u16) -> Awaited {
+        if self.announcement.counts()
+            && let Some(descriptor) = &*lock(&self.packets)
+        {
+            drain(descriptor);
+        }
         let enabled = match self.announcement {
             Announcement::None => return Awaited::Unknown,
             Announcement::Kernel | Announcement::Socket => true,
@@ -162,8 +186,8 @@ impl Alarm {
         if self.announcement == Announcement::None { Awaited::Unknown } else { Awaited::Change }
     }
 
-    /// Ends the announcements, and consumes those through `descriptor`.
-    pub(crate) fn disable(&self, port: u16, descriptor: &OwnedFd) {
+    /// Ends the announcements.
+    pub(crate) fn disable(&self, port: u16) {
         match self.announcement {
             Announcement::None | Announcement::Kernel | Announcement::Socket => {}
             Announcement::Driver => {
@@ -173,9 +197,6 @@ impl Alarm {
             Announcement::Peer => {
                 self.ask_peer(false);
             }
-        }
-        if self.announcement.counts() {
-            drain(descriptor);
         }
     }
 
@@ -196,9 +217,14 @@ impl Alarm {
     /// Wakes the thread since the device has changed.
     pub(crate) fn ring(&self) {
         if self.announcement != Announcement::None {
-            // A valid eventfd fails only if its counter is at its maximum: then it is readable already.
-            let _ = rustix::io::write(&self.changes, &1u64.to_ne_bytes());
+            self.changed.store(true, Ordering::SeqCst);
+            self.signal_change();
         }
+    }
+
+    fn signal_change(&self) {
+        // A valid eventfd fails only if its counter is at its maximum: then it is readable already.
+        let _ = rustix::io::write(&self.changes, &1u64.to_ne_bytes());
     }
 
     /// Readable after [`ring`](Alarm::ring).
@@ -208,7 +234,7 @@ impl Alarm {
 
     /// Whether the device has changed since the last call.
     pub(crate) fn take_changes(&self) -> bool {
-        drain(&self.changes)
+        self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::Acquire)
     }
 }
 

@@ -239,6 +239,7 @@ impl Queue {
     /// False if the device cannot do so: memif, rings, files, and physical devices.
     /// [`disable_wakeups`](Queue::disable_wakeups) must follow in any case.
     pub fn enable_wakeups(&mut self) -> bool {
+        self.alarm.drain_changes();
         self.awaited = match self.beside_control(|alarm, port| alarm.enable(port)) {
             Some(awaited) => awaited,
             None => self.alarm.await_control(),
@@ -259,8 +260,8 @@ impl Queue {
     /// Ends what [`enable_wakeups`](Queue::enable_wakeups) has begun. Returns whether the device has changed since the
     /// last call, such as a peer that has come or gone.
     pub fn disable_wakeups(&mut self) -> bool {
-        if let Awaited::Packets(descriptor) = std::mem::replace(&mut self.awaited, Awaited::Unknown) {
-            self.beside_control(|alarm, port| alarm.disable(port, &descriptor));
+        if let Awaited::Packets(_) = std::mem::replace(&mut self.awaited, Awaited::Unknown) {
+            self.beside_control(Alarm::disable);
         }
         self.alarm.take_changes()
     }

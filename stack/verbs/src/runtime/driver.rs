@@ -260,8 +260,10 @@ impl Seat {
             (Some(engine), None) => each_kind!(engine, engine => engine.stay_awake()),
             (None, _) => {}
         }
-        self.wake.disarm();
-        self.wake.drain();
+        // Who fires disarms first and writes to the descriptor a moment later, which then ends the next sleep.
+        if !self.wake.disarm() || by == Some(Wakeup::Doorbell) {
+            self.wake.drain();
+        }
     }
 }
 
