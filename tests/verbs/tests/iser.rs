@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use uwarp_verbs_tests::{ADDRESS, Ended, Host, Running};
 
-/// The release that the list is about.
-const RELEASE: &str = "1.19.";
-/// Without these, libiscsi 1.19 crashes now and then over any RDMA library: over iSER it takes new memory to be zero,
-/// and gives its cache of blocks of one size some that are smaller. Both were mended later.
+/// The releases of libiscsi that there are lists about: those of Debian 12 and 13.
+const LISTS: [(&str, &str); 2] =
+    [("1.19", include_str!("../iscsi-test-cu-1.19.txt")), ("1.20", include_str!("../iscsi-test-cu-1.20.txt"))];
+/// Without these, libiscsi crashes now and then over any RDMA library: over iSER 1.19 takes new memory to be zero, and
+/// up to 1.20.0 it gives its cache of blocks of one size some that are smaller. Tests of 1.20 want zeros behind a short
+/// answer, too, where over iSER they find what was in the memory before.
 const VARIABLES: [(&str, &str); 2] = [("MALLOC_PERTURB_", "255"), ("LIBISCSI_CACHE_ALLOCATIONS", "0")];
 /// Initiators that the target lets in; over iSER it wants to know their names.
 const INITIATORS: [&str; 4] = [
@@ -25,7 +27,8 @@ const INITIATORS: [&str; 4] = [
 /// How long a program of libiscsi's may take. Some suites send a thousand commands, each when the one before is
 /// answered.
 const LIMIT: Duration = Duration::from_secs(240);
-/// What libiscsi says over iSER if nothing completes for a second, such as on a machine that has other things to do.
+/// What libiscsi 1.19 says over iSER if nothing completes for a second, such as on a machine that has other things to
+/// do.
 const TOO_SLOW: &str = "revents is not POLLIN";
 /// How often a suite is begun again for that.
 const MOST_RETRIES: usize = 3;
@@ -94,13 +97,16 @@ type Outcomes = BTreeMap<String, &'static str>;
 fn libiscsis_own_tests_end_over_iser_as_listed() {
     let release = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libiscsi7"]).output().expect("Debian");
     let release = String::from_utf8_lossy(&release.stdout).into_owned();
-    if !release.starts_with(RELEASE) {
-        return uwarp_notes::skipped(&format!("libiscsi's tests: their list is about 1.19, and this is {release}"));
-    }
+    let is_about = |of: &str| release.strip_prefix(of).is_some_and(|rest| rest.starts_with('.'));
+    let Some((release, list)) = LISTS.into_iter().find(|(of, _)| is_about(of)) else {
+        return uwarp_notes::skipped(&format!(
+            "libiscsi's tests: their lists are about 1.19 and 1.20, and this is {release}"
+        ));
+    };
     let host = Host::new("iscsi-test-cu");
     let mut target = Target::start(&host);
     target.run(&["iscsi-inq", &Target::disk("iser")]).succeeded();
-    let wanted = listed();
+    let wanted = listed(list);
 
     // Nothing is missing in the list.
     let all = host.run(&["iscsi-test-cu", "--list"]);
@@ -108,7 +114,7 @@ fn libiscsis_own_tests_end_over_iser_as_listed() {
         all.succeeded().lines().filter(|line| line.starts_with("ALL.") && line.matches('.').count() == 2).collect();
     assert_eq!(all.len(), wanted.len());
     for name in all {
-        assert!(wanted.contains_key(name), "{name} is not in tests/verbs/iscsi-test-cu.txt");
+        assert!(wanted.contains_key(name), "{name} is not in tests/verbs/iscsi-test-cu-{release}.txt");
     }
 
     let mut suites: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -154,10 +160,10 @@ fn compare(target: &mut Target<'_>, driver: &str, chosen: &[&str], names: &[&str
     assert!(run.status.code().is_some(), "{chosen:?} over {driver}: {}\n{}", run.status, run.output);
 }
 
-/// The list.
-fn listed() -> Outcomes {
+/// What a list says.
+fn listed(list: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
-    for line in include_str!("../iscsi-test-cu.txt").lines().filter(|line| !line.starts_with('#')) {
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
         let (outcome, rest) = line.split_once(' ').expect("an outcome and a name");
         let name = rest.split_once(':').map_or(rest, |(name, _)| name);
         let outcome =
@@ -169,7 +175,8 @@ fn listed() -> Outcomes {
 }
 
 /// What CUnit says: a line for each suite, one for each test, what the test says, and how it ends, all but the first
-/// perhaps in one line. A test that skips itself says so, and passes.
+/// perhaps in one line. A test that skips itself says so, and passes. What a suite says when its last test has ended,
+/// indented like all that tests say, stands behind that in its line.
 fn outcomes(output: &str) -> Outcomes {
     let mut outcomes = Outcomes::new();
     let (mut suite, mut name, mut is_skipped) = ("", "", false);
@@ -181,7 +188,8 @@ fn outcomes(output: &str) -> Outcomes {
             (name, said, is_skipped) = (begun, rest, false);
         }
         is_skipped |= said.contains("[SKIPPED]");
-        let outcome = match said {
+        let (ended, _) = said.split_once("    ").unwrap_or((said, ""));
+        let outcome = match ended {
             "passed" if is_skipped => "skip",
             "passed" => "pass",
             "FAILED" => "fail",
