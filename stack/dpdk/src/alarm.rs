@@ -143,8 +143,8 @@ impl Alarm {
         *lock(&self.packets) = None;
     }
 
-    /// Consumes old announcements of changes before a sleep. This is not done when a sleep ends: a thread that wakes has
-    /// work to do.
+    /// Consumes old announcements of changes before a sleep. This is not done when a sleep ends: a thread that wakes
+    /// has work to do.
     pub(crate) fn drain_changes(&self) {
         drain(&self.changes);
         fence(Ordering::SeqCst);
@@ -153,7 +153,8 @@ impl Alarm {
         }
     }
 
-    /// Has the device announce packets, and consumes old announcements. One that arrived before is not announced: look once more.
+    /// Has the device announce packets, and consumes old announcements. One that arrived before is not announced: look
+    /// once more.
     ///
     /// Not beside control calls that take the device away.
     pub(crate) fn enable(&self, port: u16) -> Awaited {
