@@ -53,7 +53,7 @@ impl<P: Port> Engine<P> {
     }
 
     /// Runs one turn. `now` is read once by the caller and must not go backwards.
-    #[inline]
+    #[inline(always)]
     pub fn turn(&mut self, now: Instant) -> Turned {
         let worked = self.core.collect(now, &mut self.batch);
         let received = self.batch.len();

@@ -116,19 +116,51 @@ impl<P: Port> Core<P> {
             .min(or_never(self.connections.time_wait.deadline()).min(or_never(self.rdma.sweep_at)))
     }
 
-    /// Second half of a turn: does the work. Inlined, it would make a turn without work save and restore what it needs.
-    #[inline(never)]
+    /// Second half of a turn: does the work.
+    #[inline(always)]
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         if !self.was_usual {
             // Only the short ways take no buffer but by the engine's account: a port may take some for a chain, or on
             // its own.
             self.link.transmit.free_known = 0;
         }
-        self.was_usual = !self.needs_attention && self.link.loopback.is_empty() && self.link.handoff.is_none();
+        self.was_usual = !self.needs_attention
+            && self.link.loopback.is_empty()
+            && self.link.handoff.is_none()
+            && self.link.transmit.greedy == 0;
         self.connections.starved = false;
         if !batch.is_empty() {
             self.receive_batch(turn, batch);
         }
+        if !self.was_usual {
+            self.run_unusual(turn);
+        }
+        let is_idle = self.connections.ready.is_empty() && self.link.has_room();
+        match self.rdma.lone_rung(&self.control.rung).filter(|_| is_idle) {
+            // It need not go through the ready list.
+            Some(index) => {
+                self.control.rung.clear();
+                self.serve(turn, index);
+            }
+            None => self.serve_ready(turn),
+        }
+        if !self.was_usual {
+            self.settle_unusual();
+        }
+        if self.rdma.lanes.unsettled() {
+            self.rdma.lanes.settle();
+        }
+        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The
+        // short ways arm timers and make completions, no more.
+        self.quiet_until = match self.was_usual && !self.rdma.lanes.has_backlog() {
+            true => self.quiet_until.min(self.connections.wheel.due_at()),
+            false => self.next_rare(),
+        };
+    }
+
+    /// Work that a turn of the short ways alone does not have, between frames and the ready list.
+    #[inline(never)]
+    fn run_unusual(&mut self, turn: &Turn<'_>) {
         // Frames that this loop adds wait for the next turn.
         for _ in 0..self.link.loopback.len() {
             if let Some(frame) = self.link.loopback.pop_front() {
@@ -141,20 +173,15 @@ impl<P: Port> Core<P> {
         if self.needs_attention {
             self.run_rare(turn);
         }
-        if !self.was_usual && self.rdma.gathers.unsettled() {
+        if self.rdma.gathers.unsettled() {
             self.rdma.settle_gathers(&mut self.connections, &mut self.counters, self.now);
         }
-        self.link.transmit.frames_each =
-            self.config.budgets.frames_each(std::mem::take(&mut self.link.transmit.greedy));
-        let is_idle = self.connections.ready.is_empty() && self.link.has_room();
-        match self.rdma.lone_rung(&self.control.rung).filter(|_| is_idle) {
-            // It need not go through the ready list.
-            Some(index) => {
-                self.control.rung.clear();
-                self.serve(turn, index);
-            }
-            None => self.serve_ready(turn),
-        }
+        self.link.transmit.greedy = 0;
+    }
+
+    /// The same behind the ready list.
+    #[inline(never)]
+    fn settle_unusual(&mut self) {
         if self.needs_attention
             && let Some(shutdown) = &mut self.control.shutdown
             && shutdown.is_over(&mut self.link, &mut self.connections, self.now)
@@ -166,20 +193,24 @@ impl<P: Port> Core<P> {
             connections.relieve(link, counters, config, *now);
             self.end_connections();
         }
-        if self.rdma.lanes.unsettled() {
-            self.rdma.lanes.settle();
-        }
+        self.link.transmit.frames_each = self.config.budgets.frames_each(self.link.transmit.greedy);
         self.streams.wake_applications(&mut self.connections);
-        // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The
-        // short ways arm timers and make completions, no more.
-        self.quiet_until = match self.was_usual && !self.rdma.lanes.has_backlog() {
-            true => self.quiet_until.min(self.connections.wheel.due_at()),
-            false => self.next_rare(),
-        };
     }
 
-    #[inline]
+    #[inline(always)]
     fn receive_batch(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
+        if batch.len() == 1 {
+            let short = self.receive_short(turn, batch);
+            return match batch.pop() {
+                Some(frame) if short == 0 => self.receive_long(turn, frame),
+                _ => {}
+            };
+        }
+        self.receive_burst(turn, batch);
+    }
+
+    #[inline(never)]
+    fn receive_burst(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         let guesses = self.connections.look_ahead(batch);
         // The short way needs frames only to look at, where they are.
         let mut short = 0;

@@ -42,6 +42,7 @@ pub(crate) struct EngineState {
 
 /// A number that identifies a living thread.
 #[cfg(not(loom))]
+#[inline]
 pub(crate) fn current_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark).addr())

@@ -153,8 +153,15 @@ impl Seat {
     }
 
     /// One turn. A panic ends the engine, and nothing else: its queue pairs fail, its waiters wake.
-    #[inline]
+    #[inline(never)]
     fn turn(&mut self, now: Instant) -> Turned {
+        self.turn_within::<false>(now)
+    }
+
+    /// One turn as a part of the caller. What is caught is a function of its own if there are two places: `INLINE`
+    /// tells them apart.
+    #[inline(always)]
+    fn turn_within<const INLINE: bool>(&mut self, now: Instant) -> Turned {
         let Some(engine) = &mut self.engine else {
             return Turned::default();
         };
@@ -442,7 +449,7 @@ pub(crate) fn turn_inline(context: u64) -> Option<bool> {
             let mut seats = seats.borrow_mut();
             let seat = seats.list.iter_mut().find(|seat| seat.context == context)?;
             let now = seat.clock.now();
-            Some(seat.turn(now).busy)
+            Some(seat.turn_within::<true>(now).busy)
         })
         .ok()
         .flatten()
