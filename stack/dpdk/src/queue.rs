@@ -196,6 +196,26 @@ impl Queue {
         sent
     }
 
+    /// Gives one frame to the device. Gives it back if the device does not take it.
+    ///
+    /// # Errors
+    /// The frame.
+    #[inline]
+    pub fn tx_one<F: Into<Mbuf> + From<Mbuf>>(&mut self, frame: F) -> Result<(), F> {
+        let mut packet = MaybeUninit::<Mbuf>::new(frame.into());
+        let index = self.index;
+        // SAFETY: `self` is the queue's only user and the port is open. An `Mbuf` is a pointer to a packet of which we
+        // own a reference. The device takes it over if it takes the packet.
+        let sent = self.burst(|operations| unsafe {
+            usize::from(fast::tx_burst(operations, index, packet.as_mut_ptr().cast::<*mut rte_mbuf>(), 1))
+        });
+        if sent == 0 {
+            // SAFETY: it is initialised, and its packet was not taken.
+            return Err(unsafe { packet.assume_init() }.into());
+        }
+        Ok(())
+    }
+
     /// A fresh, empty buffer of the transmit pool, starting at [`HEADROOM`](crate::HEADROOM); `None` if the pool is
     /// empty.
     #[inline]

@@ -195,6 +195,11 @@ impl Port for DpdkPort {
     }
 
     #[inline]
+    fn tx_one(&mut self, frame: Frame) -> Result<(), Frame> {
+        self.queue.tx_one(frame)
+    }
+
+    #[inline]
     fn tx_burst(&mut self, frames: &mut VecDeque<Frame>) -> usize {
         self.queue.tx_burst(frames)
     }

@@ -214,6 +214,14 @@ struct Sent {
     sum: u32,
 }
 
+impl Sent {
+    /// Octets of the frame.
+    #[inline(always)]
+    fn octets(&self) -> u64 {
+        (self.headers + self.length) as u64
+    }
+}
+
 /// Hands TCP a record of `payload`, which leaves at once, and writes the headers of its segment to the end of
 /// `headroom`.
 #[inline(always)]
@@ -242,16 +250,15 @@ impl<P: Port> Link<P> {
         self.segmentation_parts <= 2 && self.transmit.frames_each > 0 && self.has_room()
     }
 
-    /// Queues the frame of a record that leaves at once; returns its octets.
+    /// The frame of a record that leaves at once.
     #[inline(always)]
-    fn enqueue_record(&mut self, record: &mut Record<P::Buffer>, sent: &Sent, local: IpAddress) -> u64 {
+    fn frame_of(&self, record: &mut Record<P::Buffer>, sent: &Sent, local: IpAddress) -> P::Buffer {
         (record.length, record.sum) = (sent.length as u32, sent.sum);
         record.buffer.set_range(self.payload_start - sent.headers, sent.headers + sent.length);
         if self.offload_tcp {
             record.buffer.set_transmit_checksums(offloads(sent.headers, self.vlan, local));
         }
-        self.transmit.queue.push_back(record.buffer.share());
-        (sent.headers + sent.length) as u64
+        record.buffer.share()
     }
 }
 
@@ -293,7 +300,9 @@ impl<P: Port> Serving<'_, P> {
         let (headroom, room) = storage.unwrap_or_default();
         let payload = room.get(..length).unwrap_or(&[]);
         let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
-        self.counters.octets_sent += self.link.enqueue_record(record, &sent, connection.flow.local);
+        let frame = self.link.frame_of(record, &sent, connection.flow.local);
+        self.link.transmit.queue.push_back(frame);
+        self.counters.octets_sent += sent.octets();
         self.counters.hot_sent += 1;
         None
     }
@@ -420,16 +429,18 @@ impl<P: Port> Serving<'_, P> {
         connection.quiet = if WHAT == LONE { queue_pair.send.is_known_idle() } else { queue_pair.send.is_idle() };
         let payload = room.get(..length).unwrap_or(&[]);
         let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
-        let octets = self.link.enqueue_record(record, &sent, connection.flow.local);
+        let frame = self.link.frame_of(record, &sent, connection.flow.local);
         let wheel = &mut self.connections.wheel;
         if !(is_armed && wheel.fires_by(index, connection.tcp.soonest_timer(self.now))) {
             arm(wheel, index, connection);
         }
         debug_assert!(connection.next_deadline().is_none_or(|at| wheel.is_armed_for(index, at)));
         self.counters.hot_sent += 1;
-        self.counters.octets_sent += octets;
+        self.counters.octets_sent += sent.octets();
         if self.connections.ready.is_empty() {
-            self.counters.frames_sent += self.link.flush() as u64;
+            self.counters.frames_sent += self.link.send(frame) as u64;
+        } else {
+            self.link.transmit.queue.push_back(frame);
         }
         true
     }

@@ -72,7 +72,7 @@ pub(crate) struct Transmit<B> {
 
 impl<P: Port> Link<P> {
     /// A transmit buffer, the reserve included: for what must be sent.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn alloc(&mut self) -> Option<P::Buffer> {
         let buffer = self.port.alloc();
         self.transmit.free_known = self.transmit.free_known.saturating_sub(1);
@@ -94,7 +94,7 @@ impl<P: Port> Link<P> {
 
     /// Whether a connection that holds `held` transmit buffers may take another. The reserve stays free, and no
     /// connection takes more than [`SHARE`] times what it leaves to others.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_share(&mut self, held: usize) -> bool {
         self.has_free(self.transmit.reserve + 1 + held / SHARE)
     }
@@ -103,6 +103,27 @@ impl<P: Port> Link<P> {
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.transmit.queue.len() < self.transmit.backlog
+    }
+
+    /// Gives the device one more frame, behind those that wait; returns how many it took.
+    #[inline(always)]
+    pub(crate) fn send(&mut self, frame: P::Buffer) -> usize {
+        if !self.transmit.queue.is_empty() {
+            return self.queue_and_flush(frame);
+        }
+        match self.port.tx_one(frame) {
+            Ok(()) => {
+                self.transmit.flushed += 1;
+                1
+            }
+            Err(frame) => self.queue_and_flush(frame),
+        }
+    }
+
+    #[inline(never)]
+    fn queue_and_flush(&mut self, frame: P::Buffer) -> usize {
+        self.transmit.queue.push_back(frame);
+        self.flush()
     }
 
     /// Gives frames to the device; returns how many it took.

@@ -152,6 +152,15 @@ pub trait Port {
     }
     /// Moves received frames into `batch`, as many as it has room for; returns how many.
     fn rx_burst(&mut self, batch: &mut Batch<Self::Buffer>) -> usize;
+    /// Gives the device one frame while no other waits for it. Gives it back if the device does not take it now, or
+    /// only from a queue.
+    ///
+    /// # Errors
+    /// The frame.
+    #[inline]
+    fn tx_one(&mut self, frame: Self::Buffer) -> Result<(), Self::Buffer> {
+        Err(frame)
+    }
     /// Gives frames to the device. It removes those that it takes from the front. Returns how many it took.
     fn tx_burst(&mut self, frames: &mut VecDeque<Self::Buffer>) -> usize;
     /// State of the link. Called rarely, not every turn.

@@ -347,7 +347,7 @@ impl<P: Port> Decorated<P> {
 impl<P: Port> Port for Decorated<P> {
     type Buffer = P::Buffer;
 
-    #[inline]
+    #[inline(always)]
     fn alloc(&mut self) -> Option<P::Buffer> {
         self.port.alloc()
     }
@@ -357,9 +357,14 @@ impl<P: Port> Port for Decorated<P> {
         self.port.view(of, start, length)
     }
 
-    #[inline]
+    #[inline(always)]
     fn rx_burst(&mut self, batch: &mut Batch<P::Buffer>) -> usize {
         if self.extras.is_none() { self.port.rx_burst(batch) } else { self.rx_with_extras(batch) }
+    }
+
+    #[inline(always)]
+    fn tx_one(&mut self, frame: P::Buffer) -> Result<(), P::Buffer> {
+        if self.extras.is_none() { self.port.tx_one(frame) } else { Err(frame) }
     }
 
     #[inline]

@@ -1,8 +1,10 @@
 //! Buffers on the heap, for ports without a device.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::sync::{Arc, Weak};
 
+use crossbeam::atomic::AtomicCell;
 use crossbeam::queue::ArrayQueue;
 
 use crate::link::port::{Buffer, Capabilities, ReceivedChecksums, TransmitChecksums};
@@ -13,7 +15,49 @@ struct Storage {
     /// Where a fresh frame starts.
     headroom: u32,
     /// Where it goes when it is free, unless its pool is gone.
-    home: Weak<ArrayQueue<Arc<Storage>>>,
+    home: Weak<Freed>,
+}
+
+/// Buffers that were freed.
+struct Freed {
+    /// The last one, which is the next to be used: it takes one exchange to put it here, and one to take it.
+    last: AtomicCell<Option<Arc<Storage>>>,
+    others: ArrayQueue<Arc<Storage>>,
+}
+
+impl fmt::Debug for Freed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Freed").field("others", &self.others.len()).finish_non_exhaustive()
+    }
+}
+
+impl Freed {
+    #[inline]
+    fn push(&self, storage: Arc<Storage>) {
+        if let Some(before) = self.last.swap(Some(storage)) {
+            let _ = self.others.push(before);
+        }
+    }
+
+    #[inline]
+    fn pop(&self) -> Option<Arc<Storage>> {
+        match self.last.take() {
+            None => self.pop_other(),
+            last => last,
+        }
+    }
+
+    #[inline(never)]
+    fn pop_other(&self) -> Option<Arc<Storage>> {
+        self.others.pop()
+    }
+
+    fn len(&self) -> usize {
+        let last = self.last.take();
+        let count = self.others.len() + usize::from(last.is_some());
+        last.into_iter().for_each(|storage| self.push(storage));
+        count
+    }
 }
 
 /// Capabilities of a port with heap buffers. `offload`: it computes checksums.
@@ -35,7 +79,7 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
 #[derive(Debug)]
 pub struct HeapPool {
     /// Buffers that were freed.
-    freed: Arc<ArrayQueue<Arc<Storage>>>,
+    freed: Arc<Freed>,
     /// Buffers that were never allocated.
     fresh: RefCell<Vec<Arc<Storage>>>,
 }
@@ -44,7 +88,7 @@ impl HeapPool {
     /// `count` buffers (at least one) of `data_room` octets, of which `headroom` precede a fresh frame.
     pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
         let count = count.max(1);
-        let freed = Arc::new(ArrayQueue::new(count));
+        let freed = Arc::new(Freed { last: AtomicCell::new(None), others: ArrayQueue::new(count) });
         let storage = || Storage {
             octets: vec![0; data_room].into(),
             headroom: headroom.min(data_room) as u32,
@@ -55,7 +99,7 @@ impl HeapPool {
     }
 
     /// A buffer with an empty frame behind the headroom; `None` if all are in use.
-    #[inline]
+    #[inline(always)]
     pub fn alloc(&self) -> Option<HeapBuffer> {
         let storage = match self.freed.pop() {
             Some(storage) => storage,
@@ -81,7 +125,7 @@ impl HeapPool {
 
     /// All buffers.
     pub fn total(&self) -> usize {
-        self.freed.capacity()
+        self.freed.others.capacity()
     }
 }
 
@@ -112,6 +156,7 @@ impl HeapBuffer {
     }
 
     /// Sets the verdict on the checksums that a receiver sees.
+    #[inline]
     pub fn set_received_checksums(&mut self, checksums: ReceivedChecksums) {
         self.received = checksums;
     }
@@ -138,6 +183,12 @@ impl HeapBuffer {
         view
     }
 
+    /// References to the parts behind the first.
+    #[cold]
+    fn share_tail(&self) -> Option<Box<Tail>> {
+        self.tail.as_ref().map(|tail| Box::new(Tail(tail.0.iter().map(Buffer::share).collect())))
+    }
+
     #[inline]
     fn octets(&self) -> &[u8] {
         self.storage.as_ref().map_or(&[], |storage| &storage.octets)
@@ -145,10 +196,10 @@ impl HeapBuffer {
 }
 
 /// Returns storage without further references to its pool, if that still exists.
-#[inline]
+#[inline(never)]
 fn go_home(storage: Arc<Storage>) {
     if let Some(home) = storage.home.upgrade() {
-        let _ = home.push(storage);
+        home.push(storage);
     }
 }
 
@@ -204,9 +255,9 @@ impl Buffer for HeapBuffer {
         self.start as usize
     }
 
-    #[inline]
+    #[inline(always)]
     fn share(&self) -> HeapBuffer {
-        let tail = self.tail.as_ref().map(|tail| Box::new(Tail(tail.0.iter().map(Buffer::share).collect())));
+        let tail = if self.tail.is_none() { None } else { self.share_tail() };
         HeapBuffer { storage: self.storage.clone(), tail, ..*self }
     }
 
