@@ -69,6 +69,8 @@ impl<P: Port> Core<P> {
             } else {
                 self.connections.timers_waited = 0;
                 self.connections.wheel.advance(now, &mut self.connections.fired);
+                // The mark says that the timer is armed.
+                self.connections.fired.iter().for_each(|index| self.connections.table.unmark(*index));
             }
         }
         if now >= self.link.check_at

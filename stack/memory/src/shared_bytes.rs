@@ -16,7 +16,7 @@ use crate::kernels;
 ///
 /// # Safety
 /// `target` must be valid for writes of as many octets.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn store(target: NonNull<u8>, source: &[u8]) {
     if source.is_empty() {
         return;
@@ -37,14 +37,24 @@ pub(crate) unsafe fn store(target: NonNull<u8>, source: &[u8]) {
 ///
 /// # Safety
 /// `target` must be valid for writes of as many octets.
-#[inline]
-unsafe fn store_tail(mut target: *mut u8, mut source: &[u8]) {
+#[inline(always)]
+unsafe fn store_tail(target: *mut u8, source: &[u8]) {
     // The usual case: the copy ends at a multiple of eight.
     if let Ok(word) = <[u8; 8]>::try_from(source) {
         // SAFETY: eight octets in one aligned word are the word.
         unsafe { AtomicU64::from_ptr(target.cast()) }.store(u64::from_ne_bytes(word), Release);
         return;
     }
+    // SAFETY: the caller's promise.
+    unsafe { store_part(target, source) };
+}
+
+/// As [`store_tail`], for less than eight octets.
+///
+/// # Safety
+/// As [`store_tail`].
+#[inline(never)]
+unsafe fn store_part(mut target: *mut u8, mut source: &[u8]) {
     while !source.is_empty() {
         let size = match (source.len(), target.addr() % 4) {
             (4.., 0) => 4,

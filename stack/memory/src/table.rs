@@ -343,7 +343,7 @@ impl RegionTable {
     /// The octets of an access. A pointer is valid for them until the end of the caller's turn.
     ///
     /// An access of no octets needs neither offset nor bounds (RFC 5041 §5.2).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reach(
         &self,
         association: Association,

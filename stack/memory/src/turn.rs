@@ -118,7 +118,7 @@ impl<'a> Turn<'a> {
     /// # Errors
     /// As [`check`](Self::check). Nothing was stored then, unless a region with a bound window was deregistered at this
     /// moment.
-    #[inline]
+    #[inline(always)]
     pub fn place(
         &self,
         association: Association,
@@ -161,7 +161,7 @@ impl<'a> Turn<'a> {
     ///
     /// # Errors
     /// As [`check`](Self::check); then `out` is unchanged.
-    #[inline]
+    #[inline(always)]
     pub fn gather(
         &self,
         association: Association,

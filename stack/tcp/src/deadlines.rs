@@ -21,13 +21,15 @@ impl Connection {
     }
 
     /// A time before which no timer expires that [`Connection::on_usual_segment`] or [`Connection::send_at_once`] has
-    /// started at `now`.
-    #[inline(always)]
+    /// started at `now`, or starts later while nothing else is called but they.
+    #[inline]
     pub fn soonest_timer(&self, now: Instant) -> Instant {
         // They start timers of delayed acknowledgment, retransmission and probe, which run for so long at least, and
         // rarely those of keep-alive and of the user.
         let soonest = now.after_nanos(self.receiver.acks.delay().min(self.sender.rtt.least_timeout()));
-        soonest.min(self.timers.keep_alive).min(self.timers.user)
+        let keep_alive = self.config.keep_alive.map_or(Instant::NEVER, |probes| now.after_nanos(nanos(probes.idle)));
+        let user = self.config.user_timeout.map_or(Instant::NEVER, |patience| now.after_nanos(nanos(patience)));
+        soonest.min(keep_alive).min(user).min(self.timers.keep_alive).min(self.timers.user)
     }
 
     /// Handles the timers that are due by `now`; then [`Connection::poll_transmit`] may have a segment. An early call

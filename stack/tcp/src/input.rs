@@ -50,7 +50,7 @@ impl Connection {
                 ecn,
                 len: payload_len,
             };
-            if let Some(events) = self.on_usual_segment(now, &segment) {
+            if let Some(events) = self.on_usual_segment_apart(now, &segment) {
                 let payload = match payload_len {
                     0 => Payload::None,
                     len => Payload::InOrder { skip: 0, len },
@@ -62,20 +62,28 @@ impl Connection {
         self.on_other_segment(now, header, payload_len, ecn, token)
     }
 
-    /// The usual segment of an open connection: the next data, an acknowledgment of data in flight, or both.
+    /// Whether the connection is open, and nothing is held, lost or being repaired, as in all that are
+    /// [usual](Connection::is_usual).
+    #[inline(always)]
+    pub fn is_undisturbed(&self) -> bool {
+        self.phase == Phase::Established
+            && self.receiver.is_plain()
+            && self.sender.recovery.is_plain()
+            && self.sender.queue.sacked() | self.sender.queue.lost() == 0
+    }
+
+    /// The usual segment of an [undisturbed](Connection::is_undisturbed) connection: the next data, an acknowledgment
+    /// of data in flight, or both.
     ///
     /// As [`Connection::on_segment`], for a segment that needs no more than this: its payload is in order, and nothing
     /// is held or discarded. `None` for any other; nothing has changed then.
-    #[inline]
+    #[inline(always)]
     pub fn on_usual_segment(&mut self, now: Instant, segment: &UsualSegment) -> Option<Events> {
+        debug_assert!(self.is_undisturbed());
         let payload_len = segment.len;
-        if self.phase != Phase::Established
-            || segment.sequence != self.receiver.next().sequence()
+        if segment.sequence != self.receiver.next().sequence()
             || payload_len > self.receiver.window()
             || !self.ecn.is_plain(segment.ecn)
-            || !self.receiver.is_plain()
-            || !self.sender.recovery.is_plain()
-            || self.sender.queue.sacked() | self.sender.queue.lost() != 0
         {
             return None;
         }
@@ -117,6 +125,12 @@ impl Connection {
             self.receiver.advance_in_order(now, payload_len);
         }
         Some(events)
+    }
+
+    /// [`Connection::on_usual_segment`] for any connection, out of line.
+    #[inline(never)]
+    pub fn on_usual_segment_apart(&mut self, now: Instant, segment: &UsualSegment) -> Option<Events> {
+        if self.is_undisturbed() { self.on_usual_segment(now, segment) } else { None }
     }
 
     /// The segment behind the one that [`Connection::on_usual_segment`] has taken with the same `now`, if nothing else

@@ -25,6 +25,12 @@ impl Connection {
         owes || !is_idle && self.wants_segment()
     }
 
+    /// As [`Connection::wants_transmit`], if [`Connection::is_usual`] but for an acknowledgment.
+    #[inline(always)]
+    pub fn wants_acknowledgment(&self) -> bool {
+        self.receiver.acks.is_owed()
+    }
+
     /// Whether the queue has a segment that may leave.
     fn wants_segment(&self) -> bool {
         match self.phase {

@@ -78,24 +78,25 @@ impl RttEstimator {
             self.sampled = true;
             self.smoothed = sample;
             self.variation = sample / 2;
-            self.base = self.estimate();
-            return;
+        } else {
+            let spread = (segments / 2).max(1).ilog2().min(8);
+            let deviation = self.smoothed.abs_diff(sample);
+            self.variation = self.variation - (self.variation >> (2 + spread)) + (deviation >> (2 + spread));
+            self.smoothed = self.smoothed - (self.smoothed >> (3 + spread)) + (sample >> (3 + spread));
         }
-        let spread = (segments / 2).max(1).ilog2().min(8);
-        let deviation = self.smoothed.abs_diff(sample);
-        self.variation = self.variation - (self.variation >> (2 + spread)) + (deviation >> (2 + spread));
-        self.smoothed = self.smoothed - (self.smoothed >> (3 + spread)) + (sample >> (3 + spread));
         self.base = self.estimate();
     }
 
     /// RTO without back-off (RFC 6298 §2.3 to §2.5).
-    #[inline]
+    #[inline(always)]
     fn estimate(&self) -> u64 {
         if !self.sampled {
             return self.initial.nanos();
         }
         let estimate = self.smoothed + (4 * self.variation).max(GRANULARITY);
-        estimate.max(self.smoothed + self.peer_ack_delay.nanos()).clamp(self.floor.nanos(), self.ceiling.nanos())
+        let estimate = estimate.max(self.smoothed + self.peer_ack_delay.nanos());
+        // The floor is not above the ceiling.
+        estimate.max(self.floor.nanos()).min(self.ceiling.nanos())
     }
 
     #[inline]
@@ -126,10 +127,10 @@ impl RttEstimator {
         if self.backoff == 0 { self.base } else { self.back_off() }
     }
 
-    /// What neither [`RttEstimator::timeout`] nor [`RttEstimator::probe_timeout`] is ever below.
+    /// What neither [`RttEstimator::timeout`] nor [`RttEstimator::probe_timeout`] is ever below, whatever the samples.
     #[inline]
     pub(crate) fn least_timeout(&self) -> u64 {
-        self.peer_ack_delay.nanos().min(self.base)
+        self.peer_ack_delay.min(self.floor).nanos().min(self.base)
     }
 
     /// RTO before any expiry of the timer.

@@ -56,7 +56,7 @@ fn receive(connection: &mut Connection, segments: &[Transmit], alike: bool) {
             continue;
         }
         last = Some(segment);
-        if connection.on_usual_segment(NOW, &segment).is_none() {
+        if connection.on_usual_segment_apart(NOW, &segment).is_none() {
             last = None;
             connection.on_segment(NOW, header, len, transmit.ecn, BufferToken(0));
         }

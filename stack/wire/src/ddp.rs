@@ -114,7 +114,7 @@ impl Header {
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::DdpVersionTagged`] or [`WireError::DdpVersionUntagged`].
-    #[inline]
+    #[inline(always)]
     pub fn parse(segment: &[u8]) -> Result<Header, WireError> {
         let ddp_control = *segment.first().ok_or(WireError::Truncated)?;
         let last = ddp_control & LAST != 0;

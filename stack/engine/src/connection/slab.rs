@@ -158,6 +158,13 @@ impl<T> Slab<T> {
         Some((entry.value.as_deref_mut()?, &mut entry.mark))
     }
 
+    /// Removes the mark of an entry, see [`Slab::get_marked`].
+    pub(crate) fn unmark(&mut self, index: u32) {
+        if let Some(entry) = self.entries.get_mut(index as usize) {
+            entry.mark = false;
+        }
+    }
+
     /// Prefetches the place that says where an entry is.
     #[inline]
     pub(crate) fn prefetch_place(&self, index: u32) {

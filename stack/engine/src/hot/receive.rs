@@ -1,5 +1,6 @@
 //! The usual segment, from the frame to memory: in order, of a stream in full operation, with nothing to repair.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, fpdu_len};
@@ -13,6 +14,7 @@ use uwarp_wire::{ipv4, ipv6};
 use crate::api::counters::Counters;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::phase::Phase;
+use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Connections};
 use crate::hot::segment::Predicted;
 use crate::hot::transmit::{arm, complete};
@@ -95,7 +97,7 @@ impl<B: Buffer> Connections<B> {
         end: &mut End<'f>,
     ) -> usize {
         let Some(first) = frames.first() else { return 0 };
-        let Some((connection, _)) = self.table.get_marked(index) else { return 0 };
+        let Some((connection, was_usual)) = self.table.get_marked(index) else { return 0 };
         let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else {
             return 0;
         };
@@ -105,9 +107,16 @@ impl<B: Buffer> Connections<B> {
         if running.receive_markers || !gather.is_empty() {
             return 0;
         }
-        let Some(events) = connection.tcp.on_usual_segment(moment.now, &predicted.segment) else {
-            return 0;
+        // Only for the most frequent layout as a part of this function.
+        let events = if LINK == PLAIN && IP == ipv4::HEADER_LEN {
+            if !(*was_usual || connection.tcp.is_undisturbed()) {
+                return 0;
+            }
+            connection.tcp.on_usual_segment(moment.now, &predicted.segment)
+        } else {
+            connection.tcp.on_usual_segment_apart(moment.now, &predicted.segment)
         };
+        let Some(events) = events else { return 0 };
         if events.contains(Events::OCTETS_ACKED) {
             connection.acknowledged(&mut self.records);
         }
@@ -115,7 +124,7 @@ impl<B: Buffer> Connections<B> {
         let mut taken = 1;
         match train.take::<false>(frame, predicted.payload.clone()) {
             End::All => {
-                self.settle_hot(rdma, moment.now, index);
+                settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
                 if frames.len() > 1 {
                     taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, end);
                 }
@@ -141,7 +150,7 @@ impl<B: Buffer> Connections<B> {
     ) -> usize {
         let mut taken = 1;
         let Some(index) = self.guess else { return taken };
-        let Some((connection, _)) = self.table.get_marked(index) else { return taken };
+        let Some((connection, was_usual)) = self.table.get_marked(index) else { return taken };
         let first = frames[0].data();
         let mut train = Train::new(moment.turn, connection, rdma, counters);
         while let Some(next) = frames.get(taken)
@@ -156,34 +165,40 @@ impl<B: Buffer> Connections<B> {
             taken += 1;
         }
         if let End::All = end {
-            self.settle_hot(rdma, moment.now, index);
+            settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
         }
         taken
     }
+}
 
-    /// Finds what a connection has to do behind segments that were taken whole.
-    #[inline(always)]
-    fn settle_hot(&mut self, rdma: &mut Rdma, now: Instant, index: u32) {
-        let Some((connection, was_usual)) = self.table.get_marked(index) else { return };
-        if !connection.quiet {
-            connection.look_for_quiet(&mut rdma.queue_pairs);
-        }
-        // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
-        // nothing is to be done if it fires before all that the segments can have started.
-        let wheel = &mut self.wheel;
-        let is_armed = wheel.fires_by(index, connection.tcp.soonest_timer(now));
-        if connection.quiet && !connection.tcp.wants_transmit(now) {
-            if !is_armed {
-                arm(wheel, index, connection);
-            }
-            let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
-            debug_assert!(connection.scheduled || connection.next_deadline().is_none_or(is_in_time));
-        } else {
-            // It is served later in this turn, which also arms its timer.
-            *was_usual &= is_armed;
-            connection.schedule(&mut self.ready, index);
-        }
+/// Finds what a connection has to do behind segments that were taken whole. `was_usual`: its mark.
+#[inline(always)]
+fn settle(
+    connection: &mut Connection,
+    was_usual: &bool,
+    (wheel, ready): (&mut Wheel, &mut VecDeque<u32>),
+    rdma: &mut Rdma,
+    now: Instant,
+    index: u32,
+) {
+    if !connection.quiet {
+        connection.look_for_quiet(&mut rdma.queue_pairs);
     }
+    // The segments leave a usual connection so. All that it can want to send is an acknowledgment.
+    let wants_transmit =
+        if *was_usual { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit(now) };
+    debug_assert_eq!(wants_transmit, connection.tcp.wants_transmit(now));
+    if !connection.quiet || wants_transmit {
+        // It is served later in this turn, which also arms its timer.
+        return connection.schedule(ready, index);
+    }
+    // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
+    // nothing is to be done if it fires before all that the segments can have started.
+    if !*was_usual && !wheel.fires_by(index, connection.tcp.soonest_timer(now)) {
+        arm(wheel, index, connection);
+    }
+    let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
+    debug_assert!(connection.scheduled || connection.next_deadline().is_none_or(is_in_time));
 }
 
 /// Segments of a connection, one behind the other, and what they touch.

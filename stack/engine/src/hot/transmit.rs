@@ -347,9 +347,8 @@ impl<P: Port> Serving<'_, P> {
         if !link_is_usual || !(*was_usual || is_usual(connection)) || queue_pair.send.is_cutting() {
             return false;
         }
-        // The short ways leave it so, and arm its timers.
+        // The short ways leave it so.
         debug_assert!(is_usual(connection));
-        let is_armed = std::mem::replace(was_usual, true);
         if !connection.tcp.has_room_for_segment() {
             return false;
         }
@@ -431,8 +430,10 @@ impl<P: Port> Serving<'_, P> {
         let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
         let frame = self.link.frame_of(record, &sent, connection.flow.local);
         let wheel = &mut self.connections.wheel;
-        if !(is_armed && wheel.fires_by(index, connection.tcp.soonest_timer(self.now))) {
+        if !*was_usual {
             arm(wheel, index, connection);
+            // Its entry fires before any timer that the short ways start from now on, and then the mark goes.
+            *was_usual = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
         }
         debug_assert!(connection.next_deadline().is_none_or(|at| wheel.is_armed_for(index, at)));
         self.counters.hot_sent += 1;
