@@ -138,7 +138,7 @@ impl Connection {
             flags: flags | marks | self.ecn.ack_flags(),
             sequence: sequence.sequence(),
             acknowledgment: self.receiver.next().sequence(),
-            window: self.receiver.offer(false),
+            window: self.receiver.offer_with_data(),
             timestamps: if self.options.timestamps { self.timestamps.option(now) } else { None },
             ecn,
             len,

@@ -33,6 +33,8 @@ pub(crate) struct Receiver {
     most: u32,
     /// [`Config::out_of_order_budget`].
     budget: u32,
+    /// What the window may be: the free space, as far as the limits allow.
+    offerable: u32,
     /// A segment's worth of window, below which the edge does not move (RFC 9293 §3.8.6.2.2).
     step: u32,
 }
@@ -53,6 +55,7 @@ impl Receiver {
             last_ack_sent: initial + 1,
             most,
             budget: config.out_of_order_budget,
+            offerable: most.min(0xffff),
             step: u32::from(config.mss.max(64) - 12).min(most / 2).max(1),
         }
     }
@@ -65,6 +68,7 @@ impl Receiver {
         self.last_ack_sent = self.next;
         self.edge = self.next + u32::try_from(edge).unwrap_or(0);
         self.shift = shift;
+        self.offerable = self.space.min(self.most).min(0xffff << shift);
     }
 
     /// IRS.
@@ -107,8 +111,18 @@ impl Receiver {
         self.reassembly.is_plain() && self.fin == Position::LAST
     }
 
-    /// The window for a segment that is sent now, unscaled on a SYN. Moves the offered edge.
+    /// The window for a segment with data that is sent now. Moves the offered edge if that is worthwhile.
     #[inline(always)]
+    pub(crate) fn offer_with_data(&mut self) -> u16 {
+        if (self.next + self.offerable).since(self.edge) >= u64::from(self.step) {
+            return self.offer(false);
+        }
+        // The edge stays, and was offered before.
+        (self.edge.since(self.next) >> self.shift) as u16
+    }
+
+    /// The window for a segment that is sent now, unscaled on a SYN. Moves the offered edge.
+    #[inline(never)]
     pub(crate) fn offer(&mut self, syn: bool) -> u16 {
         let shift = if syn { 0 } else { self.shift };
         let space = self.space.min(self.most).min(0xffff << shift);
@@ -157,12 +171,13 @@ impl Receiver {
     #[inline]
     pub(crate) fn set_space(&mut self, octets: u32, update: bool) {
         self.space = octets;
+        self.offerable = octets.min(self.most).min(0xffff << self.shift);
         if !update {
             return;
         }
         // A window update is worth a segment when the peer's window is running out and the update doubles it.
         let left = self.edge.octets_since(self.next);
-        let new = octets.min(self.most).min(0xffff << self.shift);
+        let new = self.offerable;
         if left <= self.most / 2 && new / 2 >= left && new - left >= self.step {
             self.acks.owe();
         }
@@ -309,5 +324,33 @@ impl Receiver {
             blocks.push(SackBlock { left: run.start.sequence(), right: run.end.sequence() });
         }
         blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_with_data_offers_what_any_other_offers() {
+        let mut random = fastrand::Rng::with_seed(9);
+        for shift in 0..8 {
+            let config = Config { receive_window: 1 << random.u32(8..22), ..Config::default() };
+            let mut receivers = [(); 2].map(|()| Receiver::new(&config, SeqNumber(0)));
+            receivers.iter_mut().for_each(|receiver| receiver.synchronise(SeqNumber(u32::MAX - 10_000), shift));
+            for _ in 0..5_000 {
+                let (space, taken) = (random.u32(0..1 << 22), random.u32(..));
+                let sets_space = random.u32(0..4) == 0;
+                for receiver in &mut receivers {
+                    if sets_space {
+                        receiver.set_space(space, false);
+                    }
+                    receiver.advance_in_order(Instant::ZERO, taken % 3_000 % (receiver.window() + 1));
+                }
+                let [one, other] = &mut receivers;
+                assert_eq!(one.offer_with_data(), other.offer(false));
+                assert_eq!((one.edge, one.next), (other.edge, other.next));
+            }
+        }
     }
 }

@@ -336,10 +336,12 @@ impl<P: Port> Serving<'_, P> {
         // Most connections without posted work end here, and so do atomics.
         let next = if WHAT == SEVERAL { next_usual(queue_pair) } else { None };
         let has_it = match WHAT {
-            LONE => queue_pair.send.has_lone(SHORT as u32),
+            LONE => queue_pair.send.has_lone(),
             SEVERAL => next.is_some(),
             _ => queue_pair.send.peek_next().is_none(),
         };
+        let lone = if WHAT == LONE && has_it { queue_pair.send.lone(SHORT as u32) } else { None };
+        let has_it = has_it && lone.is_some() == (WHAT == LONE);
         if !has_it || has_response(connection) != (WHAT == RESPONSE) {
             return false;
         }
@@ -376,7 +378,7 @@ impl<P: Port> Serving<'_, P> {
         let (mut length, pushed) = (0, connection.tcp.octets_pushed());
         let mut is_last = false;
         if WHAT == LONE
-            && let Some(element) = queue_pair.send.lone()
+            && let Some(element) = lone
             && let flags = element.flags()
             && let Some(octets) = build_lone(turn, running, queue_pair.association, element, room)
         {

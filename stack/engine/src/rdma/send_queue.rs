@@ -143,19 +143,17 @@ impl SendQueue {
         }
     }
 
-    /// Whether the element that comes next is a usual one of at most `most` octets, nothing is posted behind it, and
-    /// none is being cut.
+    /// Whether one element was not begun, no more are posted behind it, and none is being cut.
     #[inline(always)]
-    pub(crate) fn has_lone(&mut self, most: u32) -> bool {
-        self.ring.available() == self.begun + 1
-            && self.current.is_none()
-            && self.ring.peek(self.begun).is_some_and(|slot| UsualElement::is_in(slot, most))
+    pub(crate) fn has_lone(&mut self) -> bool {
+        self.ring.available() == self.begun + 1 && self.current.is_none()
     }
 
-    /// The element of [`SendQueue::has_lone`].
+    /// The element of [`SendQueue::has_lone`] if it is a usual one of at most `most` octets.
     #[inline(always)]
-    pub(crate) fn lone(&self) -> Option<UsualElement<'_>> {
-        self.ring.peek(self.begun).map(UsualElement::of)
+    pub(crate) fn lone(&self, most: u32) -> Option<UsualElement<'_>> {
+        let slot = self.ring.peek(self.begun)?;
+        UsualElement::is_in(slot, most).then(|| UsualElement::of(slot))
     }
 
     /// As [`SendQueue::finish_whole`], for the element of [`SendQueue::lone`], which has these flags.
