@@ -47,8 +47,8 @@ impl Buffer for Frame {
     }
 
     #[inline]
-    fn segment(&self, index: usize) -> Option<&[u8]> {
-        if index == 0 { Some(self.0.data()) } else { self.0.segments().nth(index) }
+    fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.segments()
     }
 
     #[inline]

@@ -513,8 +513,7 @@ impl Port for SimPort {
         for frame in frames.drain(..) {
             let work = frame.transmit_checksums();
             if work.tcp {
-                let octets: Vec<u8> =
-                    (0..frame.segment_count()).filter_map(|part| frame.segment(part)).flatten().copied().collect();
+                let octets: Vec<u8> = frame.segments().flatten().copied().collect();
                 for segment in offload::finish(&octets, work) {
                     network.send(self.now, self.node, &segment);
                 }

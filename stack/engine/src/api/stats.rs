@@ -80,7 +80,7 @@ drop_reasons! {
     StreamEnded = "stream-ended",
     /// For another engine, whose ring is full.
     HandoffFull = "handoff-full",
-    /// No buffer for a reply.
+    /// A frame of ours for which there was no buffer, or no room in the device's queue.
     NoTransmitBuffer = "no-transmit-buffer",
 }
 

@@ -16,6 +16,8 @@ use uwarp_ring::{Claims, Consumer, Notifier, Producer, ring};
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 
+use crate::api::counters::Counters;
+use crate::api::stats::DropReason;
 use crate::connection::flow::KeyedHash;
 
 /// Octets of one slot of a ring.
@@ -146,22 +148,36 @@ impl Handoff {
         self.owners.release(flow, self.engine);
     }
 
-    /// Copies a frame that consists of these pieces into an engine's ring. `verified`: its TCP checksum is right.
-    /// False: the ring is full, or the engine is gone.
-    fn send<'a>(&mut self, engine: u16, length: usize, verified: bool, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
-        let Some(Some(producer)) = self.out.get_mut(usize::from(engine)) else { return false };
-        let Some(mut reservation) = producer.reserve((LENGTH + length).div_ceil(SLOT)) else { return false };
+    /// Copies a frame that consists of these pieces into another engine's ring, if there is room. `verified`: its TCP
+    /// checksum is right.
+    fn send<'a>(
+        &mut self,
+        counters: &mut Counters,
+        engine: u16,
+        length: usize,
+        verified: bool,
+        pieces: impl Iterator<Item = &'a [u8]>,
+    ) {
+        let Some(Some(producer)) = self.out.get_mut(usize::from(engine)) else {
+            return counters.cannot_be("a frame is for an engine that is not there");
+        };
+        let Some(mut reservation) = producer.reserve((LENGTH + length).div_ceil(SLOT)) else {
+            return counters.count_drop(DropReason::HandoffFull);
+        };
         let mut slot = [0; SLOT];
         let word = length as u32 | if verified { VERIFIED } else { 0 };
         slot[..LENGTH].copy_from_slice(&word.to_be_bytes());
         let mut filled = LENGTH;
+        let mut copied = 0;
         for mut piece in pieces {
             while !piece.is_empty() {
                 let taken = piece.len().min(SLOT - filled);
                 slot[filled..filled + taken].copy_from_slice(&piece[..taken]);
                 filled += taken;
+                copied += taken;
                 piece = &piece[taken..];
                 if filled == SLOT {
+                    // It is refused only behind `length` octets, see below.
                     let _ = reservation.write(slot);
                     filled = 0;
                 }
@@ -170,11 +186,14 @@ impl Handoff {
         if filled > 0 {
             let _ = reservation.write(slot);
         }
+        if copied != length {
+            return counters.cannot_be("the pieces of a frame are not as long as the frame");
+        }
         reservation.commit();
+        counters.handed_off += 1;
         if let Some(wake) = self.wakes.get(usize::from(engine)) {
             wake.fire_if_armed();
         }
-        true
     }
 
     /// Whether frames are waiting.
@@ -184,7 +203,7 @@ impl Handoff {
     }
 
     /// Moves the next frame from another engine into `out`; true if its TCP checksum is known to be right.
-    pub(crate) fn receive(&mut self, out: &mut Vec<u8>) -> Option<bool> {
+    pub(crate) fn receive(&mut self, counters: &mut Counters, out: &mut Vec<u8>) -> Option<bool> {
         for consumer in self.from.iter_mut().flatten() {
             let Some(first) = consumer.pop() else { continue };
             let word = u32::from_be_bytes([first[0], first[1], first[2], first[3]]);
@@ -192,8 +211,10 @@ impl Handoff {
             out.clear();
             out.extend_from_slice(&first[LENGTH..SLOT.min(LENGTH + length)]);
             while out.len() < length {
-                // All slots of a frame are published together.
-                let slot = consumer.pop()?;
+                let Some(slot) = consumer.pop() else {
+                    counters.cannot_be("the slots of a frame are not published together");
+                    return None;
+                };
                 out.extend_from_slice(&slot[..SLOT.min(length - out.len())]);
             }
             return Some(word & VERIFIED != 0);

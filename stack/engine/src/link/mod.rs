@@ -148,8 +148,6 @@ pub(crate) fn contiguous<'a, B: Buffer>(buffer: &'a B, scratch: &'a mut Vec<u8>)
         return buffer.data();
     }
     scratch.clear();
-    for index in 0..buffer.segment_count() {
-        scratch.extend_from_slice(buffer.segment(index).unwrap_or(&[]));
-    }
+    buffer.segments().for_each(|part| scratch.extend_from_slice(part));
     scratch
 }

@@ -68,8 +68,8 @@ pub trait Buffer: Sized {
     fn total_len(&self) -> usize;
     /// Number of parts.
     fn segment_count(&self) -> usize;
-    /// Part `index` (0 is [`Buffer::data`]).
-    fn segment(&self, index: usize) -> Option<&[u8]>;
+    /// The parts. The first is [`Buffer::data`].
+    fn segments(&self) -> impl Iterator<Item = &[u8]>;
     /// The first part's whole storage, headroom included; `None` while it is shared.
     fn storage_mut(&mut self) -> Option<&mut [u8]>;
     /// Makes `length` octets from `start` of the storage the frame. Values beyond the storage are clamped.

@@ -38,16 +38,15 @@ impl<P: Port> Link<P> {
     /// Answers a segment that belongs to no connection with a reset.
     #[cold]
     pub(crate) fn send_reset(&mut self, counters: &mut Counters, to_self: bool, frame: &TcpFrame, header: TcpHeader) {
+        // Nobody has such an address. The segment was counted by who asks for the reset.
         if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
             return;
         }
         if !self.has_room() {
-            return;
+            return counters.count_drop(DropReason::NoTransmitBuffer);
         }
         if self.send_bare(counters, &frame.flow, frame.source_mac, to_self, header) {
             counters.resets_sent += 1;
-        } else {
-            counters.count_drop(DropReason::NoTransmitBuffer);
         }
     }
 }
@@ -59,9 +58,6 @@ fn is_intact<B: Buffer>(frame: &TcpFrame, buffer: &B) -> bool {
         ChecksumStatus::Good => true,
         ChecksumStatus::Bad => false,
         ChecksumStatus::Unknown if buffer.segment_count() == 1 => frame.checksum_is_good(buffer.data(), checksum_sum),
-        ChecksumStatus::Unknown => {
-            let pieces = (0..buffer.segment_count()).map(|index| buffer.segment(index).unwrap_or(&[]));
-            frame.checksum_is_good_chained(pieces, checksum_sum)
-        }
+        ChecksumStatus::Unknown => frame.checksum_is_good_chained(buffer.segments(), checksum_sum),
     }
 }

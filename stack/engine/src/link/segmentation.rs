@@ -151,7 +151,8 @@ impl<P: Port> Link<P> {
         }
     }
 
-    /// Sends a run as one frame. False: buffers are short, and nothing was sent.
+    /// Sends a run as one frame. False: buffers are short, and nothing was sent. The caller then sends each segment,
+    /// and what is wrong with one is counted there.
     fn emit_frame(
         &mut self,
         records: &mut BufferStore<Record<P::Buffer>>,
@@ -183,12 +184,11 @@ impl<P: Port> Link<P> {
         let mut checksums = offloads(headers, self.vlan, connection.flow.local);
         let ip_at = start - headers + usize::from(checksums.link_length);
         let tcp_at = ip_at + usize::from(checksums.ip_length);
-        if let Some(field) = storage[tcp_at..].get_mut(tcp::CHECKSUM_OFFSET..tcp::CHECKSUM_OFFSET + 2) {
-            // The sum of the pseudo-header leaves out the length, which differs between segments.
-            let length = u16::from(checksums.tcp_length) as u32 + run.octets;
-            let sum = u32::from(u16::from_be_bytes([field[0], field[1]]));
-            field.copy_from_slice(&fold(combine(sum, u32::from(!fold(length)))).to_be_bytes());
-        }
+        let field = &mut storage[tcp_at + tcp::CHECKSUM_OFFSET..][..2];
+        // The sum of the pseudo-header leaves out the length, which differs between segments.
+        let length = u16::from(checksums.tcp_length) as u32 + run.octets;
+        let sum = u32::from(u16::from_be_bytes([field[0], field[1]]));
+        field.copy_from_slice(&fold(combine(sum, u32::from(!fold(length)))).to_be_bytes());
         if connection.flow.local.is_ipv4() && self.port.capabilities().transmit_ip_checksum {
             // So does the IP header's checksum.
             checksums.ip = true;

@@ -102,7 +102,10 @@ impl<P: Port> Link<P> {
         let sum = if offload {
             None
         } else if self.offload_tcp {
-            Some(payload_sum(record, start))
+            let Some(sum) = payload_sum(record, start) else {
+                return counters.cannot_be("TCP sends more than a record has");
+            };
+            Some(sum)
         } else {
             Some(record.sum)
         };
@@ -177,7 +180,7 @@ impl<P: Port> Link<P> {
         Path { vlan: self.vlan, ..Path::new(self.own_mac, mac, local, remote) }
     }
 
-    /// Sends a segment without payload. False: no buffer.
+    /// Sends a segment without payload. False: it was not sent, which is counted.
     #[inline]
     pub(crate) fn send_bare(
         &mut self,
@@ -187,7 +190,10 @@ impl<P: Port> Link<P> {
         to_self: bool,
         header: TcpHeader,
     ) -> bool {
-        let Some(mut buffer) = self.alloc() else { return false };
+        let Some(mut buffer) = self.alloc() else {
+            counters.count_drop(DropReason::NoTransmitBuffer);
+            return false;
+        };
         let path = self.path(mac, flow.local, flow.remote);
         let start = self.payload_start;
         let offload_tcp = self.offload_tcp && !to_self;
@@ -225,10 +231,8 @@ impl<P: Port> Link<P> {
         counters: &mut Counters,
         write: impl FnOnce(&mut [u8]) -> Option<usize>,
     ) -> bool {
-        if !self.has_room() {
-            return false;
-        }
-        let Some(mut buffer) = self.alloc() else {
+        let buffer = if self.has_room() { self.alloc() } else { None };
+        let Some(mut buffer) = buffer else {
             counters.count_drop(DropReason::NoTransmitBuffer);
             return false;
         };
@@ -302,7 +306,7 @@ pub(crate) fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) 
 
 /// The sum of a record that was built for a device that computes checksums, and goes another way.
 #[cold]
-fn payload_sum<B: Buffer>(record: &Record<B>, start: usize) -> u32 {
+fn payload_sum<B: Buffer>(record: &Record<B>, start: usize) -> Option<u32> {
     let from = start - record.buffer.start();
-    record.buffer.data().get(from..from + record.length as usize).map_or(0, checksum_sum)
+    record.buffer.data().get(from..from + record.length as usize).map(checksum_sum)
 }

@@ -97,15 +97,11 @@ impl<B: Buffer> Direction<B> {
     }
 }
 
-fn parts<B: Buffer>(frame: &B) -> impl Iterator<Item = &[u8]> {
-    (0..frame.segment_count()).filter_map(|index| frame.segment(index))
-}
-
 fn copy_frame<B: Buffer>(from: &B, to: &mut B) {
     let start = to.start();
     let mut at = start;
     if let Some(storage) = to.storage_mut() {
-        for part in parts(from) {
+        for part in from.segments() {
             let room = storage.len() - at;
             let length = part.len().min(room);
             storage[at..at + length].copy_from_slice(&part[..length]);
@@ -296,7 +292,7 @@ impl<P: Port> Decorated<P> {
         }
         if let Some(capture) = &mut extras.capture {
             for frame in &batch[before..] {
-                capture.write(parts(frame), self.now);
+                capture.write(frame.segments(), self.now);
             }
         }
         if extras.faults.as_ref().is_some_and(|faults| faults.over && !faults.is_waited_for()) {
@@ -311,7 +307,7 @@ impl<P: Port> Decorated<P> {
         let Some(extras) = &mut self.extras else { return 0 };
         if let Some(capture) = &mut extras.capture {
             for frame in frames.iter().skip(capture.written_ahead) {
-                capture.write(parts(frame), self.now);
+                capture.write(frame.segments(), self.now);
             }
             capture.written_ahead = frames.len();
         }

@@ -234,8 +234,8 @@ impl Buffer for HeapBuffer {
     }
 
     #[inline]
-    fn segment(&self, index: usize) -> Option<&[u8]> {
-        if index == 0 { Some(self.data()) } else { self.tail().get(index - 1).map(Buffer::data) }
+    fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.data()).chain(self.tail().iter().map(Buffer::data))
     }
 
     #[inline]

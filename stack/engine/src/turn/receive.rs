@@ -138,7 +138,8 @@ impl<P: Port> Core<P> {
         let Some(handoff) = &mut self.link.handoff else { return };
         let mut octets = handoff.begin_second_hand();
         for _ in 0..BURST {
-            let received = self.link.handoff.as_mut().and_then(|handoff| handoff.receive(&mut octets));
+            let handoff = self.link.handoff.as_mut();
+            let received = handoff.and_then(|handoff| handoff.receive(&mut self.counters, &mut octets));
             let Some(verified) = received else { break };
             self.counters.taken_over += 1;
             self.receive_octets(turn, &octets, verified);

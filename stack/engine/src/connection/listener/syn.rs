@@ -176,8 +176,6 @@ impl<B: Buffer> Connections<B> {
         }
         if link.send_bare(counters, &frame.flow, frame.source_mac, to_self, header) {
             counters.cookies_sent += 1;
-        } else {
-            counters.count_drop(DropReason::NoTransmitBuffer);
         }
     }
 
@@ -347,15 +345,13 @@ fn answer_late<P: Port>(link: &mut Link<P>, net: &Net, counters: &mut Counters, 
     }
     let Some(mut reply) = answer.reply else { return };
     if !link.has_room() {
-        return;
+        return counters.count_drop(DropReason::NoTransmitBuffer);
     }
     reply.source_port = frame.flow.local_port;
     reply.destination_port = frame.flow.remote_port;
     let to_self = net.addresses.loops_back(frame.flow.remote);
     if link.send_bare(counters, &frame.flow, frame.source_mac, to_self, reply) {
         counters.pure_acknowledgments += 1;
-    } else {
-        counters.count_drop(DropReason::NoTransmitBuffer);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Frames to other engines, and from them.
 
 use crate::api::counters::Counters;
-use crate::api::stats::DropReason;
 use crate::link::Link;
 use crate::link::handoff::Handoff;
 use crate::link::port::{Buffer, Port};
@@ -14,9 +13,7 @@ impl<P: Port> Link<P> {
     pub(crate) fn hand_off(&mut self, counters: &mut Counters, flow: &FlowKey, buffer: &P::Buffer) -> bool {
         let Some(handoff) = self.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
-        let pieces = (0..buffer.segment_count()).filter_map(|index| buffer.segment(index));
-        let sent = handoff.send(owner, buffer.total_len(), true, pieces);
-        count_handed_off(counters, sent);
+        handoff.send(counters, owner, buffer.total_len(), true, buffer.segments());
         true
     }
 
@@ -24,40 +21,23 @@ impl<P: Port> Link<P> {
     pub(crate) fn hand_off_octets(&mut self, counters: &mut Counters, flow: &FlowKey, octets: &[u8]) -> bool {
         let Some(handoff) = self.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return false };
         let Some(owner) = handoff.owner(flow) else { return false };
-        let sent = handoff.send(owner, octets.len(), false, std::iter::once(octets));
-        count_handed_off(counters, sent);
+        handoff.send(counters, owner, octets.len(), false, std::iter::once(octets));
         true
     }
 
     /// Copies a frame to all other engines: ARP and Neighbor Discovery arrive at one queue only.
     pub(crate) fn share(&mut self, counters: &mut Counters, octets: &[u8]) {
         let Some(handoff) = self.handoff.as_mut().filter(|handoff| !handoff.second_hand) else { return };
-        let (mut sent, mut lost) = (0, 0);
-        for engine in 0..handoff.out.len() {
-            if handoff.out[engine].is_none() {
-                continue;
-            }
-            match handoff.send(engine as u16, octets.len(), false, std::iter::once(octets)) {
-                true => sent += 1,
-                false => lost += 1,
-            }
+        let own = handoff.engine;
+        for engine in (0..handoff.out.len() as u16).filter(|engine| *engine != own) {
+            handoff.send(counters, engine, octets.len(), false, std::iter::once(octets));
         }
-        counters.handed_off += sent;
-        counters.drops[DropReason::HandoffFull as usize] += lost;
     }
 
     /// Whether the frame in work came from another engine. It is not handed over again, and that engine has sent any
     /// answer.
     pub(crate) fn is_second_hand(&self) -> bool {
         self.handoff.as_ref().is_some_and(|handoff| handoff.second_hand)
-    }
-}
-
-fn count_handed_off(counters: &mut Counters, sent: bool) {
-    if sent {
-        counters.handed_off += 1;
-    } else {
-        counters.count_drop(DropReason::HandoffFull);
     }
 }
 

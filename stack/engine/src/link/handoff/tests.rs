@@ -93,24 +93,48 @@ fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
     // The last one is a joined one.
     let lengths = [0, 1, 251, 252, 253, 508, 1514, 9014, 65_535 + 18];
     let frame = |length: usize| (0..length).map(|at| (at * 3) as u8).collect::<Vec<u8>>();
+    let (mut sent, mut received) = (Counters::default(), Counters::default());
     for length in lengths {
         let octets = frame(length);
         let (a, b) = octets.split_at(length / 3);
-        assert!(first.send(2, length, length % 2 == 0, [a, b].into_iter()));
+        first.send(&mut sent, 2, length, length % 2 == 0, [a, b].into_iter());
     }
     assert!(last.has_frames() && !parts[0].has_frames());
     let mut out = Vec::new();
     for length in lengths {
-        assert_eq!(last.receive(&mut out), Some(length % 2 == 0));
+        assert_eq!(last.receive(&mut received, &mut out), Some(length % 2 == 0));
         assert_eq!(out, frame(length));
     }
-    assert!(last.receive(&mut out).is_none() && !last.has_frames());
-    assert!(!first.send(0, 10, true, std::iter::once(&[0; 10][..])), "nobody hands to himself");
-    // A full ring takes no part of a frame.
-    while first.send(2, 1514, true, std::iter::once(&frame(1514)[..])) {}
-    while last.receive(&mut out).is_some() {
-        assert_eq!(out, frame(1514));
+    assert!(last.receive(&mut received, &mut out).is_none() && !last.has_frames());
+    // A full ring takes no part of a frame, and that is counted.
+    let before = sent.handed_off;
+    while sent.drops[DropReason::HandoffFull as usize] == 0 {
+        first.send(&mut sent, 2, 1514, true, std::iter::once(&frame(1514)[..]));
     }
+    let mut taken = 0;
+    while last.receive(&mut received, &mut out).is_some() {
+        assert_eq!(out, frame(1514));
+        taken += 1;
+    }
+    assert_eq!(before + taken, sent.handed_off);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "not as long as the frame"))]
+fn a_frame_that_is_not_as_long_as_it_says_is_not_handed_over() {
+    let mut parts = Handoff::between(2, 16, 16, [1, 1]);
+    let mut counters = Counters::default();
+    parts[0].send(&mut counters, 1, 1000, true, std::iter::once(&[0; 999][..]));
+    assert_eq!((counters.internal_faults, counters.handed_off, parts[1].has_frames()), (1, 0, false));
+}
+
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "an engine that is not there"))]
+fn no_engine_hands_a_frame_to_itself() {
+    let mut parts = Handoff::between(2, 16, 16, [1, 1]);
+    let mut counters = Counters::default();
+    parts[0].send(&mut counters, 0, 10, true, std::iter::once(&[0; 10][..]));
+    assert_eq!((counters.internal_faults, counters.handed_off), (1, 0));
 }
 
 /// Two flows with one tag would be taken for one, and the second refused.

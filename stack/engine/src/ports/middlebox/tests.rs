@@ -47,7 +47,7 @@ fn segment(pool: &HeapPool, sequence: u32, octets: &[u8], flags: TcpFlags, ipv6:
 }
 
 fn whole(frame: &HeapBuffer) -> Vec<u8> {
-    (0..frame.segment_count()).flat_map(|index| frame.segment(index).unwrap().to_vec()).collect()
+    frame.segments().flatten().copied().collect()
 }
 
 /// The segment in a frame, its checksums found right by the crate that reads frames.
