@@ -16,6 +16,8 @@ pub mod abi;
 mod cm;
 mod errno;
 mod event_fd;
+#[cfg_attr(not(any(test, feature = "misuse")), allow(dead_code))]
+mod exports;
 mod handle;
 mod lifetime;
 #[doc(hidden)]

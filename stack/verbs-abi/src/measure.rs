@@ -3,10 +3,11 @@
 //! The peer uses the crate `uwarp`, and both engines are turned here: no thread has a part in the count.
 
 use crate::abi::*;
+use crate::exports::{ibv_alloc_pd, ibv_create_cq, ibv_create_qp, ibv_get_device_list, ibv_open_device, ibv_reg_mr};
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::pair::Pair;
-use libc::{c_int, c_void, size_t};
+use libc::c_int;
 use std::error::Error;
 use std::ptr;
 use std::time::Duration;
@@ -20,21 +21,6 @@ const PORT: u16 = 7471;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Requests that a queue holds.
 const DEPTH: u32 = 64;
-
-unsafe extern "C" {
-    fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
-    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
-    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
-    fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: size_t, flags: c_int) -> *mut ibv_mr;
-    fn ibv_create_cq(
-        context: *mut ibv_context,
-        depth: c_int,
-        user: *mut c_void,
-        channel: *mut ibv_comp_channel,
-        vector: c_int,
-    ) -> *mut ibv_cq;
-    fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp;
-}
 
 /// As `infiniband/verbs.h` has it. Never inlined: what happens inside of it is counted, by its name.
 ///

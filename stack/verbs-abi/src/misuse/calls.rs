@@ -1,8 +1,8 @@
 //! One call, chosen by the next octets.
 
-use super::exports::*;
 use super::{Program, do_not_wait};
 use crate::abi::*;
+use crate::exports::*;
 use crate::verbs::{completion, post, queue_pair, shared_receives, window};
 use libc::{c_int, c_uint, c_void};
 use std::ptr;

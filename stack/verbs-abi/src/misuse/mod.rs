@@ -4,11 +4,10 @@
 //! what was touched (tests/sanitizers).
 
 mod calls;
-mod exports;
 
 use crate::abi::*;
+use crate::exports::*;
 use crate::verbs::{completion, window, work_builder};
-use exports::*;
 use libc::{c_int, c_void};
 use std::any::type_name;
 use std::collections::BTreeMap;
