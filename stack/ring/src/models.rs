@@ -56,8 +56,8 @@ mod loom_models {
                 for pair in 0..2 {
                     loop {
                         if let Some(mut reservation) = producer.reserve(2) {
-                            reservation.write(2 * pair).unwrap();
-                            reservation.write(2 * pair + 1).unwrap();
+                            reservation.write(2 * pair);
+                            reservation.write(2 * pair + 1);
                             assert_eq!(reservation.commit(), 2);
                             break;
                         }

@@ -178,16 +178,13 @@ pub struct Reservation<'a, T: Copy + Send> {
 impl<T: Copy + Send> Reservation<'_, T> {
     /// Writes the next element.
     ///
-    /// # Errors
-    /// Returns the element if all reserved room is used.
+    /// # Panics
+    /// If all reserved room is used.
     #[inline]
-    pub fn write(&mut self, element: T) -> Result<(), T> {
-        if self.next == self.end {
-            return Err(element);
-        }
+    pub fn write(&mut self, element: T) {
+        assert!(self.next != self.end, "wrote more elements than were reserved");
         self.producer.put(self.next, element);
         self.next = self.next.wrapping_add(1);
-        Ok(())
     }
 
     /// How many elements can still be written.

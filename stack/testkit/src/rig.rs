@@ -364,7 +364,7 @@ impl Pair {
         let slots = element.slots();
         let Some(mut reservation) = self.send.reserve(slots) else { return false };
         for index in 0..slots {
-            let _ = reservation.write(element.encode(entries, inline, index));
+            reservation.write(element.encode(entries, inline, index));
         }
         reservation.commit();
         self.doorbells.ring(self.number as usize);
@@ -392,7 +392,7 @@ impl Pair {
         let slots = element.slots();
         let Some(mut reservation) = self.receive.reserve(slots) else { return false };
         for index in 0..slots {
-            let _ = reservation.write(element.encode(entries, index));
+            reservation.write(element.encode(entries, index));
         }
         reservation.commit();
         self.doorbells.ring(self.number as usize);

@@ -177,17 +177,19 @@ impl Handoff {
                 copied += taken;
                 piece = &piece[taken..];
                 if filled == SLOT {
-                    // It is refused only behind `length` octets, see below.
-                    let _ = reservation.write(slot);
+                    // Behind `length` octets nothing is reserved.
+                    if copied <= length {
+                        reservation.write(slot);
+                    }
                     filled = 0;
                 }
             }
         }
-        if filled > 0 {
-            let _ = reservation.write(slot);
-        }
         if copied != length {
-            return counters.cannot_be("the pieces of a frame are not as long as the frame");
+            return counters.cannot_be("the parts of a frame are not as long as the frame");
+        }
+        if filled > 0 {
+            reservation.write(slot);
         }
         reservation.commit();
         counters.handed_off += 1;

@@ -124,8 +124,11 @@ fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
 fn a_frame_that_is_not_as_long_as_it_says_is_not_handed_over() {
     let mut parts = Handoff::between(2, 16, 16, [1, 1]);
     let mut counters = Counters::default();
-    parts[0].send(&mut counters, 1, 1000, true, std::iter::once(&[0; 999][..]));
-    assert_eq!((counters.internal_faults, counters.handed_off, parts[1].has_frames()), (1, 0, false));
+    let long = [0; 2000];
+    for octets in [999, 1001, 2000] {
+        parts[0].send(&mut counters, 1, 1000, true, std::iter::once(&long[..octets]));
+    }
+    assert_eq!((counters.internal_faults, counters.handed_off, parts[1].has_frames()), (3, 0, false));
 }
 
 #[test]

@@ -171,9 +171,7 @@ impl SendHalf {
     fn fill_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostErrorReason> {
         let (element, entries, inline) = request.element(&self.limits)?;
         let mut reservation = self.ring.reserve(element.slots()).ok_or(PostErrorReason::Full)?;
-        request.encode(&element, entries, inline, |slot| {
-            let _ = reservation.write(slot);
-        });
+        request.encode(&element, entries, inline, |slot| reservation.write(slot));
         reservation.commit();
         Ok(())
     }
@@ -211,12 +209,13 @@ impl SendHalf {
                 return (posted, Some(PostErrorReason::Full));
             };
             for request in &requests[posted..end] {
-                let Ok((element, entries, inline)) = request.element(&limits) else {
-                    continue;
-                };
-                request.encode(&element, entries, inline, |slot| {
-                    let _ = reservation.write(slot);
-                });
+                match request.element(&limits) {
+                    Ok((element, entries, inline)) => {
+                        request.encode(&element, entries, inline, |slot| reservation.write(slot));
+                    }
+                    // It was good a moment ago. Without a commit nothing of this is published.
+                    Err(error) => return (posted, Some(error)),
+                }
             }
             reservation.commit();
             posted = end;
@@ -229,6 +228,7 @@ impl SendHalf {
 
     #[inline]
     fn ring_doorbell(&self) {
+        // `open` has set it, or nothing was posted.
         let Some(bell) = &self.bell else { return };
         let is_rung_here = if self.threaded {
             bell.helm.as_ref().is_some_and(|helm| ring_for_application(helm, self.number))
@@ -298,7 +298,7 @@ impl ReceiveHalf {
                 break;
             };
             for index in 0..element.slots() {
-                let _ = reservation.write(element.encode(entries, index));
+                reservation.write(element.encode(entries, index));
             }
             reservation.commit();
             posted += 1;
