@@ -261,7 +261,7 @@ impl<P: Port> Core<P> {
         // Before commits, which queue pairs with new work may begin.
         self.run_doorbells();
         if self.rdma.commits.unsettled(self.now) {
-            self.rdma.run_commits(&mut self.connections, turn, self.now);
+            self.rdma.run_commits(&mut self.connections, &mut self.counters, turn, self.now);
         }
         if self.net.chores_at.is_some_and(|at| at <= self.now) {
             self.net.run_chores(&mut self.link, &mut self.connections, &mut self.counters, self.now);

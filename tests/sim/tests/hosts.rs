@@ -109,6 +109,27 @@ fn a_segment_for_nobody_is_answered_by_a_reset() {
     assert_eq!((stats.resets_sent, stats.drops["no-connection"]), (1, 2));
 }
 
+/// A burst asks for more answers than the device's queue has room for: each is sent or counted.
+#[test]
+fn an_answer_that_is_not_sent_is_counted() {
+    const ROOM: u32 = 8;
+    const ASKED: u64 = 24;
+    let mut bench = Beside::new(|config| config.budgets.transmit_backlog = ROOM);
+    bench.receive(Duration::from_millis(1));
+    let segment = syn(&bench, OUR, 1234, 80);
+    let mut echo = vec![0; 128];
+    let message = IcmpMessage::EchoRequest { identifier: 7, sequence: 9, data: &[1; 8] };
+    let length = emit_icmp(&mut echo, &path_from(&bench, OUR), &message).expect("it fits");
+    for frame in [&segment, &echo[..length]] {
+        let before = bench.stats().drops.get("no-transmit-buffer").copied().unwrap_or(0);
+        (0..ASKED).for_each(|_| bench.send(frame));
+        let sent = bench.receive(Duration::from_millis(1)).len() as u64;
+        let dropped = bench.stats().drops.get("no-transmit-buffer").copied().unwrap_or(0) - before;
+        assert!(sent >= u64::from(ROOM) && dropped > 0, "{sent} were sent, {dropped} dropped");
+        assert_eq!(sent + dropped, ASKED);
+    }
+}
+
 #[test]
 fn a_listener_resets_what_acknowledges_nothing_and_drops_what_does_not_ask_to_open() {
     let mut bench = Beside::new(|_| {});

@@ -126,7 +126,7 @@ impl Counters {
             connections_closed: self.connections_closed,
             evicted: self.evicted,
             completion_overflows: self.completion_overflows,
-            internal_faults: self.internal_faults,
+            internal_faults: self.internal_faults.count(),
             drops,
             ..EngineStats::default()
         }
@@ -155,6 +155,8 @@ impl<B: Buffer> Connections<B> {
         let all = || self.table.iter().map(|(_, connection)| connection);
         stats.time_wait = self.time_wait.len() as u64;
         stats.time_wait_cut_short = self.time_wait.cut_short;
+        stats.internal_faults += self.records.faults() + self.held.faults() + self.flows.faults();
+        stats.internal_faults += self.time_wait.faults();
         stats.buffers_held = (self.held.len() + self.records.len()) as u64;
         stats.flows = (self.flows.len() + self.time_wait.len()) as u64;
         stats.connection_octets = all().map(|connection| connection.memory() as u64).sum();
@@ -183,6 +185,7 @@ impl Connection {
 impl Rdma {
     pub(crate) fn describe<B: Buffer>(&self, connections: &Connections<B>, stats: &mut EngineStats) {
         stats.commit_octets = self.commits.octets_written();
+        stats.internal_faults += self.commits.faults();
         let all = self.queue_pairs.iter().flatten();
         let connection = |queue_pair: &QueuePair| connections.table.get(queue_pair.connection?);
         stats.queue_pairs = all.map(|queue_pair| queue_pair.stats(connection(queue_pair))).collect();

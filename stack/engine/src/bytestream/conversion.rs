@@ -35,15 +35,14 @@ impl<B: Buffer> Connections<B> {
             ConversionRole::Initiator { queue_pair, .. } => Some(*queue_pair),
             ConversionRole::Responder { .. } => None,
         };
-        let index = self.table.resolve(Handle::from_bits(handle));
-        let mut connection = index.and_then(|index| self.table.get_mut(index));
-        let begun = match (index, &mut connection) {
+        let mut found = self.table.resolve_mut(Handle::from_bits(handle));
+        let begun = match &mut found {
             _ if self.opening.is_closed => Err(ConnectFailure::ShuttingDown),
-            (Some(index), Some(connection)) => connection.begin_conversion(rdma, iwarp, now, index, role),
-            _ => Err(ConnectFailure::Closed),
+            Some((index, connection)) => connection.begin_conversion(rdma, iwarp, now, *index, role),
+            None => Err(ConnectFailure::Closed),
         };
         let mut octets = Vec::new();
-        match (begun, connection.as_mut().and_then(|connection| connection.stream.as_mut())) {
+        match (begun, found.as_mut().and_then(|(_, connection)| connection.stream.as_mut())) {
             (Ok(()), Some(stream)) => {
                 octets.resize(ends.readable(), 0);
                 ends.read(&mut octets);
@@ -51,13 +50,14 @@ impl<B: Buffer> Connections<B> {
                 stream.lend(Lent { ends, returned });
             }
             (begun, _) => {
+                // The application may have given up.
                 let _ = returned.send(ends);
                 if let (Err(reason), Some(number)) = (begun, number) {
                     rdma.connect_failed(number, reason);
                 }
             }
         }
-        let (index, connection) = (index?, connection?);
+        let (index, connection) = found?;
         let space = connection.owner_space();
         connection.set_receive_space(space);
         connection.schedule(&mut self.ready, index);
@@ -80,7 +80,7 @@ impl<B: Buffer> Connections<B> {
             TextPushed::TimeWaits => return false,
             TextPushed::More => return true,
         }
-        if connection.startup_frame.is_some() && !self.push_startup_frame(link, connection) {
+        if connection.startup_frame.is_some() && !self.push_startup_frame(link, counters, connection) {
             return true;
         }
         if let Some(lent) = connection.stream.as_mut().and_then(|stream| stream.take_lent()) {
@@ -126,12 +126,13 @@ impl Connection {
         }
         match role {
             ConversionRole::Initiator { queue_pair, options } => {
-                rdma.check_idle(queue_pair)?;
+                let number = queue_pair;
+                let queue_pair = rdma.idle(number)?;
                 let initiating = initiating(iwarp, now, &options)?;
                 self.startup_frame = Some(initiating.machine.request().to_vec());
                 self.phase.enter(Phase::Initiating(Box::new(initiating)));
-                self.queue_pair = Some(queue_pair);
-                rdma.bind(queue_pair, index);
+                self.queue_pair = Some(number);
+                queue_pair.bind(index);
             }
             ConversionRole::Responder { requests, timeout } => {
                 let options = ResponderOptions { crc: iwarp.crc, ..ResponderOptions::default() };

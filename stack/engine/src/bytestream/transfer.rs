@@ -69,7 +69,7 @@ impl Streams {
         connection: &mut Connection,
         octets: &[u8],
     ) {
-        let Some(stream) = &mut connection.stream else { return };
+        let Some(stream) = &mut connection.stream else { return counters.count_drop(DropReason::StreamEnded) };
         if stream.receive.is_closed() {
             stream.unread = true;
             connection.quiet = false;
@@ -129,11 +129,8 @@ impl<B: Buffer> Connections<B> {
         self.opening.leave_listener(connection);
         let listener = self.opening.listeners.get(&connection.flow.local_port);
         let listener = listener.filter(|found| Some(found.id) == id).map(|found| &found.requests);
-        let (Some(Requests::Streams { incoming, options, waiting }), Some(handle)) =
-            (listener, self.table.reserved_handle(index))
-        else {
-            return false;
-        };
+        let Some(Requests::Streams { incoming, options, waiting }) = listener else { return false };
+        let handle = self.table.reserved_handle(index);
         let (ends, setup) = stream(options, Arc::clone(doorbells));
         let mut streaming = Streaming::new(setup);
         let endpoints = endpoints(&connection.flow);
@@ -259,8 +256,11 @@ impl<B: Buffer> Connections<B> {
                 && let Some(record) = self.records.get_mut(token)
             {
                 // The last record is still unsent: what was written meanwhile leaves in the same segment.
-                let added = grow(record, link.payload_start, most, &mut stream.send, link.offload_tcp);
-                connection.tcp.extend_tail(added);
+                let (start, offload) = (link.payload_start, link.offload_tcp);
+                let added = grow(counters, record, start, most, &mut stream.send, offload);
+                if !connection.tcp.extend_tail(added) {
+                    counters.cannot_be("a record is sent while it grows");
+                }
                 pulled |= added > 0;
                 if added > 0 {
                     continue;
@@ -306,41 +306,35 @@ impl<B: Buffer> Connections<B> {
         more
     }
 
-    /// The connection behind a stream's handle.
-    fn stream_connection(&mut self, handle: u64) -> Option<&mut Connection> {
+    pub(crate) fn stream_info(&self, handle: u64) -> Option<TcpInfo> {
         let index = self.table.resolve(Handle::from_bits(handle))?;
-        self.table.get_mut(index)
-    }
-
-    pub(crate) fn stream_info(&mut self, handle: u64) -> Option<TcpInfo> {
-        self.stream_connection(handle).map(|connection| crate::api::snapshot::tcp_info(connection))
+        self.table.get(index).map(crate::api::snapshot::tcp_info)
     }
 
     /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.
     pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
-        let Some(index) = self.table.resolve(Handle::from_bits(handle)) else { return };
-        if let Some(connection) = self.table.get_mut(index)
-            && let Some(stream) = &mut connection.stream
-        {
+        // Of a stream that has ended, nothing is urgent.
+        let Some((index, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
+        if let Some(stream) = &mut connection.stream {
             let written = stream.send.available() as u64;
             connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
         }
-        self.schedule_index(index);
+        connection.schedule(&mut self.ready, index);
     }
 
     pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
+        // The stream may not have come to a connection, or has ended.
         let Some(handle) = stream.handle() else { return };
-        let Some(index) = self.table.resolve(Handle::from_bits(handle)) else { return };
-        if let Some(connection) = self.table.get_mut(index) {
-            connection.tcp.set_nagle(nagle);
-        }
-        self.schedule_index(index);
+        let Some((index, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
+        connection.tcp.set_nagle(nagle);
+        connection.schedule(&mut self.ready, index);
     }
 }
 
 /// Appends octets to an unsent record, up to `most` in all; returns their number.
 #[cold]
 fn grow<B: Buffer>(
+    counters: &mut Counters,
     record: &mut Record<B>,
     start: usize,
     most: usize,
@@ -348,9 +342,14 @@ fn grow<B: Buffer>(
     offload_tcp: bool,
 ) -> u32 {
     let from = start + record.length as usize;
-    let Some(storage) = record.buffer.storage_mut() else { return 0 };
-    let end = storage.len().min(start + most);
-    let Some(room) = storage.get_mut(from..end) else { return 0 };
+    let room = record.buffer.storage_mut().and_then(|storage| {
+        let end = storage.len().min(start + most);
+        storage.get_mut(from..end)
+    });
+    let Some(room) = room else {
+        counters.cannot_be("an unsent record cannot grow");
+        return 0;
+    };
     let added = send.read(room) as u32;
     record.length += added;
     record.buffer.set_range(start, record.length as usize);

@@ -1,6 +1,6 @@
 //! The application's answer to a connection request.
 
-use uwarp_iwarp::startup::{AcceptError, ReadLimits};
+use uwarp_iwarp::startup::{AcceptError, Parameters, ReadLimits};
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AcceptParameters, ConnectFailure, RequestId, StartupOptions};
@@ -31,15 +31,16 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         AcceptParameters { request, queue_pair: number, options }: &AcceptParameters,
     ) -> Result<(), ConnectFailure> {
-        rdma.check_idle(*number)?;
-        let index = self.table.resolve(Handle::from_bits(request.handle)).ok_or(ConnectFailure::RequestGone)?;
-        let connection = self.table.get_mut(index).ok_or(ConnectFailure::RequestGone)?;
-        let result = accept_on(connection, &mut self.opening, rdma, iwarp, now, *number, options);
-        if result.is_ok() {
-            rdma.bind(*number, index);
-        }
+        let queue_pair = rdma.idle(*number)?;
+        let handle = Handle::from_bits(request.handle);
+        let (index, connection) = self.table.resolve_mut(handle).ok_or(ConnectFailure::RequestGone)?;
+        let accepted = accept_on(connection, &mut self.opening, iwarp, now, options);
         connection.schedule(&mut self.ready, index);
-        result
+        let (parameters, limit) = accepted?;
+        connection.queue_pair = Some(*number);
+        connection.begin_running(queue_pair, parameters, options.features, limit);
+        queue_pair.bind(index);
+        Ok(())
     }
 
     /// Rejects a connection request.
@@ -51,8 +52,8 @@ impl<B: Buffer> Connections<B> {
         request: RequestId,
         private_data: &[u8],
     ) {
-        let Some(index) = self.table.resolve(Handle::from_bits(request.handle)) else { return };
-        let Some(connection) = self.table.get_mut(index) else { return };
+        // It may have ended by itself, or was answered before.
+        let Some((index, connection)) = self.table.resolve_mut(Handle::from_bits(request.handle)) else { return };
         let Phase::Requested(responding) = &mut connection.phase else { return };
         match responding.machine.reject(&ReadLimits::default(), private_data) {
             Ok(reply) => {
@@ -71,15 +72,14 @@ impl<B: Buffer> Connections<B> {
     }
 }
 
+/// Sends the Reply of acceptance. Gives what was agreed on, and the time limit of what follows.
 fn accept_on(
     connection: &mut Connection,
     opening: &mut Opening,
-    rdma: &mut Rdma,
     iwarp: &IwarpConfig,
     now: Instant,
-    number: u32,
     options: &StartupOptions,
-) -> Result<(), ConnectFailure> {
+) -> Result<(Parameters, Limit), ConnectFailure> {
     let limits = read_limits(iwarp, options);
     let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
     responding.machine.set_ready_to_receive(options.ready_to_receive);
@@ -101,13 +101,11 @@ fn accept_on(
     };
     opening.leave_listener(connection);
     connection.startup_frame = Some(reply);
-    connection.queue_pair = Some(number);
     // A client-server initiator may be silent without limit; a peer-to-peer one owes its ready-to-receive
     // indication.
     let limit = match parameters.expects_ready_to_receive {
         true => Limit::FirstFpdu(now + iwarp.startup_timeout),
         false => Limit::None,
     };
-    rdma.begin_running(connection, number, parameters, options.features, limit);
-    Ok(())
+    Ok((parameters, limit))
 }

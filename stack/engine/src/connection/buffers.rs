@@ -45,11 +45,16 @@ impl<B: Buffer> HeldFrames<B> {
         self.frames.next_token()
     }
 
+    pub(crate) fn faults(&self) -> u64 {
+        self.frames.faults()
+    }
+
     pub(crate) fn insert(&mut self, frame: HeldFrame<B>) {
         self.buffers += frame.buffer.segment_count();
         self.frames.insert(frame);
     }
 
+    /// Takes a frame out. `None` cannot be, and is counted.
     pub(crate) fn remove(&mut self, token: BufferToken) -> Option<HeldFrame<B>> {
         let frame = self.frames.remove(token)?;
         self.buffers -= frame.buffer.segment_count();

@@ -39,6 +39,15 @@ impl<B: Buffer> Connections<B> {
         self.table.put(connection);
     }
 
+    /// Takes a connection out that somebody names, so it is there.
+    pub(crate) fn take(&mut self, counters: &mut Counters, index: u32) -> Option<Lent<Connection>> {
+        let connection = self.table.take(index);
+        if connection.is_none() {
+            counters.cannot_be("a connection that is named is gone");
+        }
+        connection
+    }
+
     /// A connection that was reset ends at the end of the step.
     pub(crate) fn end(&mut self, index: u32) {
         self.ending.push((index, None));
@@ -58,7 +67,7 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn dismantle(&mut self, index: u32, connection: &mut Connection, now: Instant) {
         self.flows.remove(connection.tag, index);
         self.wheel.disarm(index);
-        // For a connection that leaves TIME-WAIT early: no reset is sent.
+        // For a connection that leaves TIME-WAIT early: no reset is sent. What the stores lack they count.
         let _ = connection.tcp.abort(now);
         while let Some(token) = connection.tcp.pop_any() {
             self.records.remove(token);
@@ -84,9 +93,7 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         index: u32,
     ) {
-        let Some(mut connection) = self.table.take(index) else {
-            return counters.cannot_be("a connection that is gone is closed");
-        };
+        let Some(mut connection) = self.take(counters, index) else { return };
         connection.disconnect(link, rdma, counters, config, now);
         connection.schedule(&mut self.ready, index);
         self.put_back(connection);
@@ -115,9 +122,10 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         number: u32,
     ) {
+        // The application may have given it up before.
         let Some(queue_pair) = rdma.queue_pair(number) else { return };
         if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.table.take(index)
+            && let Some(mut connection) = self.take(counters, index)
         {
             connection.ends_by(DisconnectReason::Aborted);
             if let Phase::Initiating(_) = connection.phase {
@@ -139,10 +147,8 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         listener: ListenerId,
     ) {
-        for index in self.table.indexes() {
-            if let Some(connection) = self.table.get_mut(index)
-                && connection.phase.listener() == Some(listener)
-            {
+        for (index, connection) in self.table.iter_mut() {
+            if connection.phase.listener() == Some(listener) {
                 connection.abort(link, counters, now);
                 self.ending.push((index, None));
             }
@@ -180,9 +186,12 @@ impl Connection {
     ) {
         let mut phase = self.phase.end();
         self.plain_stream_over();
+        // It is a plain stream, the end is told, or the queue pair is gone.
         let Some(number) = self.queue_pair.take() else { return };
         let Rdma { queue_pairs, lanes, commits, events, .. } = rdma;
-        let Some(queue_pair) = queue_pairs.get_mut(number as usize).and_then(Option::as_deref_mut) else { return };
+        let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) else {
+            return counters.cannot_be("the queue pair of a connection is gone");
+        };
         queue_pair.connection = None;
         if !matches!(phase, Phase::Running(_)) {
             queue_pair.stage = Stage::Idle;
@@ -228,9 +237,11 @@ impl Connection {
         rdma.sweep_soon(number, now);
     }
 
-    fn mark_lost(&mut self) {
-        if let Phase::Running(running) = &mut self.phase {
-            let _ = running.stream.advance(Event::Lost);
+    fn mark_lost(&mut self, counters: &mut Counters) {
+        if let Phase::Running(running) = &mut self.phase
+            && running.stream.advance(Event::Lost).is_err()
+        {
+            counters.cannot_be("a stream in full operation cannot be lost");
         }
         self.gone = true;
     }
@@ -271,6 +282,7 @@ impl Connection {
             running.ending = Ending::Closed;
             // That of start-up, if it is not over: from here on it would mean the end of a Terminate's wait.
             running.limit = Limit::None;
+            // A stream that is lost meanwhile stays so.
             let _ = running.stream.advance(Event::LocalClose);
             self.close_tcp(now);
         }
@@ -386,12 +398,12 @@ impl Connection {
         }
         if events.intersects(Events::RESET) {
             self.ends_by(DisconnectReason::Reset);
-            self.mark_lost();
+            self.mark_lost(counters);
         }
         if events.intersects(Events::TIMED_OUT) {
             counters.timeouts += 1;
             self.ends_by(DisconnectReason::TimedOut);
-            self.mark_lost();
+            self.mark_lost(counters);
         }
         true
     }
@@ -421,7 +433,8 @@ impl Connection {
         match &mut self.phase {
             Phase::Initiating(_) => {
                 if opening.try_again(&mut self.phase) {
-                    let _ = rdma.unbind(self);
+                    // The next attempt has the outcome.
+                    let _ = rdma.unbind(counters, self);
                     return self.abort(link, counters, now);
                 }
                 self.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);

@@ -52,6 +52,8 @@ pub(crate) struct FlowTable {
     hasher: KeyedHash,
     /// Occupied places passed in all searches so far.
     probes: Cell<u64>,
+    /// Flows that were to leave the table and were not in it.
+    faults: u64,
 }
 
 fn pack(tag: u32, index: u32) -> u64 {
@@ -60,7 +62,7 @@ fn pack(tag: u32, index: u32) -> u64 {
 
 impl FlowTable {
     pub(crate) fn new(hasher: KeyedHash) -> FlowTable {
-        FlowTable { slots: vec![EMPTY; 64], count: 0, hasher, probes: Cell::new(0) }
+        FlowTable { slots: vec![EMPTY; 64], count: 0, hasher, probes: Cell::new(0), faults: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -70,6 +72,10 @@ impl FlowTable {
     /// Occupied places passed in all searches so far: the work that collisions cause.
     pub(crate) fn probes(&self) -> u64 {
         self.probes.get()
+    }
+
+    pub(crate) fn faults(&self) -> u64 {
+        self.faults
     }
 
     #[cold]
@@ -133,6 +139,8 @@ impl FlowTable {
         let mut hole = home;
         while self.slots[hole] != wanted {
             if self.slots[hole] == EMPTY {
+                debug_assert!(false, "a flow leaves the table that is not in it");
+                self.faults += 1;
                 return;
             }
             hole = (hole + 1) & mask;

@@ -70,7 +70,8 @@ pub(crate) struct Connection {
     /// Number of the queue pair, once bound.
     pub(crate) queue_pair: Option<u32>,
     pub(crate) phase: Phase,
-    /// The plain stream that it is, or was before MPA took over.
+    /// The plain stream that it is, or was before MPA took over. In [`Phase::Stream`] it is missing only once the
+    /// engine has failed.
     pub(crate) stream: Option<Streaming>,
     pub(crate) tcp: uwarp_tcp::Connection,
 }

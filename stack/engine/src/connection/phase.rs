@@ -7,6 +7,7 @@ use uwarp_iwarp::startup::{Initiator, Responder};
 use uwarp_tcp::Instant;
 
 use crate::api::command::{ConnectParameters, ConnectionRequest, EventSink, ListenerId};
+use crate::api::counters::Counters;
 use crate::rdma::running::{Limit, Running};
 
 /// The phase of a connection's life. [`TRANSITIONS`] has what may follow what; ARCHITECTURE.md draws it.
@@ -188,6 +189,18 @@ impl Phase {
             Phase::Responding(responding) => Some(responding.until),
             Phase::Incoming(incoming) => Some(incoming.until),
             Phase::Closing(closing) => closing.until,
+        }
+    }
+
+    /// The stream, where it must be in full operation. `None` is counted.
+    #[inline]
+    pub(crate) fn running(&mut self, counters: &mut Counters) -> Option<&mut Running> {
+        match self {
+            Phase::Running(running) => Some(running),
+            _ => {
+                counters.cannot_be("a stream is not in full operation");
+                None
+            }
         }
     }
 

@@ -73,18 +73,21 @@ impl ReservedPorts {
         let _ = self.unused.set(notifier);
     }
 
-    /// A connection of this local port begins.
-    pub(crate) fn connected(&self, port: u16) {
+    /// The number of connections of a port.
+    fn count(&self, port: u16) -> &AtomicU32 {
         let (block, index) = self.block(port);
         let connections = block.connections.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU32::new(0))));
-        connections[index].fetch_add(1, Relaxed);
+        &connections[index]
+    }
+
+    /// A connection of this local port begins.
+    pub(crate) fn connected(&self, port: u16) {
+        self.count(port).fetch_add(1, Relaxed);
     }
 
     /// A connection of this local port has ended.
     pub(crate) fn disconnected(&self, port: u16) {
-        let (block, index) = self.block(port);
-        let Some(connections) = block.connections.get() else { return };
-        if connections[index].fetch_sub(1, AcqRel) == 1
+        if self.count(port).fetch_sub(1, AcqRel) == 1
             && let Some(notifier) = self.unused.get()
         {
             notifier.fire_if_armed();

@@ -29,15 +29,13 @@ impl<B: Buffer> Connections<B> {
 
     /// Makes every connection find out whether its peer is there. Probes show at once what a keep-alive shows later.
     pub(crate) fn probe(&mut self, now: Instant) {
-        for index in self.table.indexes() {
-            if let Some(connection) = self.table.get_mut(index) {
-                connection.tcp.link_lost(now);
-                connection.schedule(&mut self.ready, index);
-            }
+        for (index, connection) in self.table.iter_mut() {
+            connection.tcp.link_lost(now);
+            connection.schedule(&mut self.ready, index);
         }
     }
 
-    /// Puts the connection at `index` on the ready list.
+    /// Puts the connection at `index` on the ready list. It may be gone: the doorbell of a stream can be late.
     pub(crate) fn schedule_index(&mut self, index: u32) {
         if let Some((connection, _)) = self.table.get_marked(index) {
             connection.schedule(&mut self.ready, index);

@@ -43,11 +43,12 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         number: u32,
     ) {
+        // The application may have taken it away before.
         let Some(mut queue_pair) = rdma.take(Some(number)).map(Lent::leave) else { return };
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.table.take(index)
+            && let Some(mut connection) = self.take(counters, index)
         {
             connection.queue_pair = None;
             queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
@@ -70,7 +71,7 @@ impl<B: Buffer> Connections<B> {
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.table.take(index)
+            && let Some(mut connection) = self.take(counters, index)
         {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);

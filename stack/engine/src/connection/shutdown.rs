@@ -39,17 +39,15 @@ impl Shutdown {
         if self.done.is_none() || self.until > now {
             return;
         }
-        for index in connections.table.indexes() {
-            if let Some(connection) = connections.table.get_mut(index)
-                && !is_done(connection)
-                && !has_everything(connection)
-            {
+        let Connections { table, ending, .. } = connections;
+        for (index, connection) in table.iter_mut() {
+            if !is_done(connection) && !has_everything(connection) {
                 let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
                 self.report.reset += 1;
                 self.report.octets_not_acknowledged += left;
                 connection.ends_by(DisconnectReason::Aborted);
                 connection.abort(link, counters, now);
-                connections.end(index);
+                ending.push((index, None));
             }
         }
     }
@@ -74,11 +72,10 @@ impl Shutdown {
         if !link.transmit.queue.is_empty() {
             return false;
         }
-        for index in connections.table.indexes() {
-            if let Some(connection) = connections.table.get_mut(index) {
-                connection.gone = true;
-                connections.end(index);
-            }
+        let Connections { table, ending, .. } = connections;
+        for (index, connection) in table.iter_mut() {
+            connection.gone = true;
+            ending.push((index, None));
         }
         true
     }
@@ -94,11 +91,7 @@ impl Shutdown {
 impl<B: Buffer> Connections<B> {
     /// The engine has failed: no connection gets anything done any more.
     pub(crate) fn fail_all(&mut self) {
-        for index in self.table.indexes() {
-            if let Some(connection) = self.table.get_mut(index) {
-                connection.stream = None;
-            }
-        }
+        self.table.iter_mut().for_each(|(_, connection)| connection.stream = None);
         self.opening.is_closed = true;
         self.ready.clear();
     }

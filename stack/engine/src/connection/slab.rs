@@ -5,6 +5,8 @@ use std::ops::{Deref, DerefMut};
 use uwarp_memory::kernels::prefetch;
 use uwarp_tcp::BufferToken;
 
+use crate::api::counters::Faults;
+
 /// Names one entry of a [`Slab`]. It never becomes valid again once the entry is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
@@ -126,20 +128,17 @@ impl<T> Slab<T> {
     /// Returns a value that [`Slab::take`] gave.
     #[inline]
     pub(crate) fn put(&mut self, lent: Lent<T>) {
-        let index = lent.index as usize;
-        if let Some(entry) = self.entries.get_mut(index) {
-            entry.value = Some(lent.leave());
-        }
+        let entry = &mut self.entries[lent.index as usize];
+        entry.value = Some(lent.leave());
     }
 
     /// Frees the index of a value that [`Slab::take`] gave.
     pub(crate) fn release(&mut self, lent: Lent<T>) {
         let index = lent.index;
         drop(lent.leave());
-        if let Some(entry) = self.entries.get_mut(index as usize) {
-            entry.generation = entry.generation.wrapping_add(1);
-            self.free.push(index);
-        }
+        let entry = &mut self.entries[index as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(index);
     }
 
     /// The entry at `index`, of any generation.
@@ -184,14 +183,26 @@ impl<T> Slab<T> {
         (entry.generation == handle.generation && entry.value.is_some()).then_some(handle.index)
     }
 
+    /// The entry behind a handle, if it still exists, and its index.
+    pub(crate) fn resolve_mut(&mut self, handle: Handle) -> Option<(u32, &mut T)> {
+        let index = self.resolve(handle)?;
+        Some((index, self.get_mut(index)?))
+    }
+
     /// The handle of an entry, even while its value is taken out.
-    pub(crate) fn reserved_handle(&self, index: u32) -> Option<Handle> {
-        let generation = self.entries.get(index as usize)?.generation;
-        Some(Handle { index, generation })
+    pub(crate) fn reserved_handle(&self, index: u32) -> Handle {
+        Handle { index, generation: self.entries[index as usize].generation }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index as u32, entry.value.as_deref()?)))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.entries.iter_mut().enumerate().filter_map(|(index, entry)| {
+            entry.mark = false;
+            Some((index as u32, entry.value.as_deref_mut()?))
+        })
     }
 
     pub(crate) fn indexes(&self) -> Vec<u32> {
@@ -204,16 +215,23 @@ impl<T> Slab<T> {
 pub(crate) struct BufferStore<B> {
     buffers: Vec<Option<B>>,
     free: Vec<u32>,
+    /// TCP has named buffers that were not there.
+    faults: Faults,
 }
 
 impl<B> BufferStore<B> {
     pub(crate) fn with_capacity(capacity: usize) -> BufferStore<B> {
-        BufferStore { buffers: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+        let (buffers, free) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        BufferStore { buffers, free, faults: Faults::default() }
     }
 
     /// Buffers in the store.
     pub(crate) fn len(&self) -> usize {
         self.buffers.len() - self.free.len()
+    }
+
+    pub(crate) fn faults(&self) -> u64 {
+        self.faults.count()
     }
 
     /// The number that [`BufferStore::insert`] will return next.
@@ -261,21 +279,29 @@ impl<B> BufferStore<B> {
         self.buffers.get_mut(token.0 as usize)?.as_mut()
     }
 
-    /// Drops a buffer where it is; returns what `look` saw of it.
+    /// Drops a buffer where it is; returns what `look` saw of it. `None` cannot be, and is counted.
     #[inline(always)]
     pub(crate) fn discard<T>(&mut self, token: BufferToken, look: impl FnOnce(&B) -> T) -> Option<T> {
-        let place = self.buffers.get_mut(token.0 as usize)?;
-        let seen = look(place.as_ref()?);
+        let place = self.buffers.get_mut(token.0 as usize);
+        let Some(place @ Some(_)) = place else {
+            self.faults.note("TCP drops a buffer that is gone");
+            return None;
+        };
+        let seen = place.as_ref().map(look);
         *place = None;
         self.free.push(token.0);
-        Some(seen)
+        seen
     }
 
+    /// Takes a buffer out. `None` cannot be, and is counted.
     #[inline]
     pub(crate) fn remove(&mut self, token: BufferToken) -> Option<B> {
-        let buffer = self.buffers.get_mut(token.0 as usize)?.take()?;
-        self.free.push(token.0);
-        Some(buffer)
+        let buffer = self.buffers.get_mut(token.0 as usize).and_then(Option::take);
+        match buffer {
+            Some(_) => self.free.push(token.0),
+            None => self.faults.note("TCP names a buffer that is gone"),
+        }
+        buffer
     }
 }
 
@@ -333,12 +359,21 @@ mod tests {
         assert_eq!(store.insert(1), foretold);
         let other = store.insert(2);
         assert_eq!(store.remove(foretold), Some(1));
-        assert_eq!(store.remove(foretold), None);
-        assert_eq!(store.discard(foretold, |_| ()), None);
         assert_eq!(store.next_token(), foretold);
         assert_eq!(store.get_mut(other), Some(&mut 2));
         assert_eq!(store.len(), 1);
         assert_eq!(store.discard(other, |value| *value), Some(2));
-        assert_eq!((store.len(), store.next_token()), (0, other));
+        assert_eq!((store.len(), store.next_token(), store.faults()), (0, other, 0));
+    }
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "a buffer that is gone"))]
+    fn a_buffer_that_goes_twice_is_noticed() {
+        let mut store = BufferStore::with_capacity(2);
+        let token = store.insert(1);
+        assert_eq!(store.remove(token), Some(1));
+        assert_eq!(store.remove(token), None);
+        assert_eq!(store.discard(token, |_| ()), None);
+        assert_eq!((store.len(), store.faults()), (0, 2));
     }
 }

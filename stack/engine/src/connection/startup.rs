@@ -27,6 +27,7 @@ use crate::link::handoff::Claim;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
 use crate::rdma::Rdma;
+use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Ending, Limit, Running};
 
 /// Local and remote endpoint of a flow.
@@ -247,10 +248,10 @@ impl<B: Buffer> Connections<B> {
 
     /// The peer's Request is complete: asks the application.
     pub(crate) fn on_request(&self, counters: &mut Counters, engine: u16, index: u32, connection: &mut Connection) {
-        let (Some(handle), Phase::Responding(responding)) = (self.table.reserved_handle(index), &connection.phase)
-        else {
-            return counters.cannot_be("a Request comes for a connection that is gone, or waits for none");
+        let Phase::Responding(responding) = &connection.phase else {
+            return counters.cannot_be("a Request comes for a connection that waits for none");
         };
+        let handle = self.table.reserved_handle(index);
         let (local, peer) = endpoints(&connection.flow);
         let requests = match &responding.origin {
             Origin::Listener(listener) => {
@@ -264,24 +265,25 @@ impl<B: Buffer> Connections<B> {
             }
             Origin::Stream(requests) => Some((requests, None)),
         };
-        if let (Some(request), Some((requests, watch))) = (responding.machine.request(), requests) {
-            let request = ConnectionRequest {
-                request: RequestId { engine, handle: handle.to_bits() },
-                listener: responding.listener(),
-                peer,
-                local,
-                private_data: request.private_data.clone(),
-                ird: request.ird(),
-                ord: request.ord(),
-                revision: request.revision,
-                peer_to_peer: request.enhanced.is_some_and(|data| data.peer_to_peer),
-            };
-            // Whoever attaches the listener moves the requests that wait, and no other comes meanwhile.
-            let watch = watch.map(Watch::lock);
-            match watch.as_deref() {
-                Some(Some(watcher)) => watcher.send(Watched::Request(request)),
-                _ => requests.send(request),
-            }
+        let (Some(request), Some((requests, watch))) = (responding.machine.request(), requests) else {
+            return counters.cannot_be("a Request is incomplete, or its listener is gone");
+        };
+        let request = ConnectionRequest {
+            request: RequestId { engine, handle: handle.to_bits() },
+            listener: responding.listener(),
+            peer,
+            local,
+            private_data: request.private_data.clone(),
+            ird: request.ird(),
+            ord: request.ord(),
+            revision: request.revision,
+            peer_to_peer: request.enhanced.is_some_and(|data| data.peer_to_peer),
+        };
+        // Whoever attaches the listener moves the requests that wait, and no other comes meanwhile.
+        let watch = watch.map(Watch::lock);
+        match watch.as_deref() {
+            Some(Some(watcher)) => watcher.send(Watched::Request(request)),
+            _ => requests.send(request),
         }
         connection.phase.request();
     }
@@ -325,10 +327,13 @@ impl Rdma {
             Outcome::Established(parameters) => {
                 let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(now + delay) };
                 connection.leave_stream(settings);
-                self.begin_running(connection, number, parameters, features, limit);
+                let Some(queue_pair) = self.queue_pair(number) else {
+                    return counters.cannot_be("the queue pair of a connection is gone");
+                };
+                connection.begin_running(queue_pair, parameters, features, limit);
             }
             Outcome::Rejected(rejection) => {
-                if let Some(queue_pair) = self.unbind(connection) {
+                if let Some(queue_pair) = self.unbind(counters, connection) {
                     queue_pair.tell(ConnectionEvent::Rejected {
                         private_data: rejection.private_data,
                         peer_ird: rejection.peer_ird,
@@ -340,7 +345,7 @@ impl Rdma {
                 }
             }
             Outcome::Refused(parameters, fault) => {
-                if let Some(queue_pair) = self.unbind(connection) {
+                if let Some(queue_pair) = self.unbind(counters, connection) {
                     let reason = match fault {
                         Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
                         _ => ConnectFailure::ReadLimits,
@@ -351,39 +356,36 @@ impl Rdma {
             }
         }
     }
+}
 
+impl Connection {
     /// Starts full operation for a queue pair.
     pub(crate) fn begin_running(
         &mut self,
-        connection: &mut Connection,
-        number: u32,
+        queue_pair: &mut QueuePair,
         parameters: Parameters,
         features: Features,
         limit: Limit,
     ) {
-        let running = Running { limit, ..Running::new(connection, &parameters, features) };
-        connection.phase.enter(Phase::Running(Box::new(running)));
-        let (local, peer) = endpoints(&connection.flow);
-        if let Some(queue_pair) = self.queue_pair(number) {
-            queue_pair.established.store(true, Ordering::Release);
-            queue_pair.tell(ConnectionEvent::Established(Box::new(Established {
-                peer,
-                local,
-                ird: parameters.ird,
-                ord: parameters.ord,
-                peer_ird: parameters.peer_ird,
-                peer_ord: parameters.peer_ord,
-                transmit_markers: parameters.transmit_markers,
-                receive_markers: parameters.receive_markers,
-                peer_to_peer: parameters.ready_to_receive.is_some() || parameters.expects_ready_to_receive,
-                crc: parameters.crc,
-                private_data: parameters.private_data,
-            })));
-        }
+        let running = Running { limit, ..Running::new(self, &parameters, features) };
+        self.phase.enter(Phase::Running(Box::new(running)));
+        let (local, peer) = endpoints(&self.flow);
+        queue_pair.established.store(true, Ordering::Release);
+        queue_pair.tell(ConnectionEvent::Established(Box::new(Established {
+            peer,
+            local,
+            ird: parameters.ird,
+            ord: parameters.ord,
+            peer_ird: parameters.peer_ird,
+            peer_ord: parameters.peer_ord,
+            transmit_markers: parameters.transmit_markers,
+            receive_markers: parameters.receive_markers,
+            peer_to_peer: parameters.ready_to_receive.is_some() || parameters.expects_ready_to_receive,
+            crc: parameters.crc,
+            private_data: parameters.private_data,
+        })));
     }
-}
 
-impl Connection {
     /// Takes octets of the start-up exchange: all of them, if they are not behind the Reply.
     pub(crate) fn take_startup(&mut self, counters: &mut Counters, octets: &[u8]) -> Startup {
         match &mut self.phase {
@@ -416,7 +418,7 @@ impl Connection {
         now: Instant,
         reason: ConnectFailure,
     ) {
-        if let Some(queue_pair) = rdma.unbind(self) {
+        if let Some(queue_pair) = rdma.unbind(counters, self) {
             queue_pair.tell(ConnectionEvent::Failed(reason));
         }
         if let Some(stream) = &self.stream {

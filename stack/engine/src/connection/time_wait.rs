@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use uwarp_tcp::{Instant, TimeWait};
 use uwarp_wire::address::FlowKey;
 
+use crate::api::counters::Faults;
 use crate::connection::flow::{FlowTable, KeyedHash};
 
 #[derive(Debug)]
@@ -33,6 +34,7 @@ pub(crate) struct TimeWaits {
     limit: usize,
     /// Waits that were cut short because the table was full.
     pub(crate) cut_short: u64,
+    faults: Faults,
 }
 
 impl TimeWaits {
@@ -46,6 +48,7 @@ impl TimeWaits {
             vacant: 0,
             limit,
             cut_short: 0,
+            faults: Faults::default(),
         }
     }
 
@@ -59,6 +62,10 @@ impl TimeWaits {
         self.flows.probes()
     }
 
+    pub(crate) fn faults(&self) -> u64 {
+        self.flows.faults() + self.faults.count()
+    }
+
     /// Adds a connection that is in no other table. `forget` is called for each flow that leaves the table; if there is
     /// no room at all, for this one.
     pub(crate) fn insert(&mut self, flow: FlowKey, state: TimeWait, mut forget: impl FnMut(&FlowKey)) {
@@ -66,7 +73,10 @@ impl TimeWaits {
             return forget(&flow);
         }
         while self.len() >= self.limit {
-            let Some((_, index)) = self.order.pop_front() else { break };
+            let Some((_, index)) = self.order.pop_front() else {
+                self.faults.note("the order of TIME-WAIT lacks connections");
+                break;
+            };
             match self.remove_index(index) {
                 Some(oldest) => {
                     self.cut_short += 1;
@@ -112,8 +122,9 @@ impl TimeWaits {
 
     /// Removes a flow early: the same engine reuses its ports.
     pub(crate) fn remove(&mut self, flow: &FlowKey) {
-        let Some(index) = self.find(flow) else { return };
-        let Some(entry) = self.entries.get_mut(index as usize).and_then(Option::take) else { return };
+        let found = self.find(flow).and_then(|index| Some((index, self.entries.get_mut(index as usize)?.take()?)));
+        // Nearly always the flow does not wait.
+        let Some((index, entry)) = found else { return };
         self.flows.remove(entry.tag, index);
         // The place cannot be reused while `order` names it. Finding that takes a walk over `order`, so many are
         // removed at once.

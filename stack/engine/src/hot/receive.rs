@@ -269,7 +269,10 @@ impl<'a> Train<'a> {
     #[inline(always)]
     fn take<'f, const LONG: bool>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
         self.counters.octets_received += frame.len() as u64;
-        let mut octets = frame.get(payload).unwrap_or(&[]);
+        let Some(mut octets) = frame.get(payload) else {
+            self.counters.cannot_be("the payload of a segment is behind its frame");
+            return End::All;
+        };
         if let Some(queue_pair) = self.queue_pair.as_deref_mut() {
             loop {
                 if LONG && let Some(length) = self.write.as_ref().and_then(|write| write.take(octets)) {

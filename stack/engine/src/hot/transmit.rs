@@ -475,9 +475,9 @@ impl<P: Port> Link<P> {
             let headers = match pattern.as_ref().and_then(|pattern| pattern.repeat(headroom, segment, sum)) {
                 Some(headers) => headers,
                 None => {
-                    let headers = template.prepend_usual(headroom, segment, sum);
-                    debug_assert!(headers.is_some(), "the headroom takes all headers");
-                    let headers = headers.unwrap_or(0);
+                    let Some(headers) = template.prepend_usual(headroom, segment, sum) else {
+                        return counters.cannot_be("the headers of a segment do not fit in front of its record");
+                    };
                     *pattern = if goes_on { template.pattern(headroom, headers, segment) } else { None };
                     headers
                 }

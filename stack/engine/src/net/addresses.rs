@@ -174,8 +174,11 @@ impl Addresses {
     /// The next action of duplicate address detection that is due.
     pub(crate) fn poll_check(&mut self, now: Instant) -> Option<Check> {
         for own in &mut self.all {
-            let Standing::Tentative { left, next, nonce } = &mut own.standing else { continue };
-            let Some(address) = own.address.to_ipv6() else { continue };
+            // IPv4 addresses are not checked.
+            let (Standing::Tentative { left, next, nonce }, Some(address)) = (&mut own.standing, own.address.to_ipv6())
+            else {
+                continue;
+            };
             if *next > now {
                 continue;
             }

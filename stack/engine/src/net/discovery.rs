@@ -2,7 +2,7 @@
 //! 4861) and the check of our own IPv6 addresses (RFC 4862 §5.4). Routers are configured; their advertisements and
 //! redirects are ignored.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use uwarp_tcp::Instant;
@@ -88,13 +88,18 @@ impl Net {
 
     /// Asks for a neighbour's hardware address.
     pub(crate) fn send_solicitation<P: Port>(&self, link: &mut Link<P>, counters: &mut Counters, request: Request) {
+        // Other hosts may have all our addresses. Then TCP gives up, as with a host that does not answer.
         let Some(source) = self.addresses.source_for(request.target) else { return };
-        if let (Some(source), Some(target)) = (source.to_ipv4(), request.target.to_ipv4()) {
-            let packet = ArpPacket::request(link.own_mac, source, target);
-            let destination = request.mac.map_or(EthernetAddress::BROADCAST, EthernetAddress);
-            return send_arp(link, counters, &packet, destination);
-        }
-        let Some(target) = request.target.to_ipv6() else { return };
+        let target = match (source.to_ip_addr(), request.target.to_ip_addr()) {
+            (IpAddr::V4(source), IpAddr::V4(target)) => {
+                let packet = ArpPacket::request(link.own_mac, source, target);
+                let destination = request.mac.map_or(EthernetAddress::BROADCAST, EthernetAddress);
+                return send_arp(link, counters, &packet, destination);
+            }
+            (IpAddr::V6(_), IpAddr::V6(target)) => target,
+            _ => return counters.cannot_be("a source has another family than its destination"),
+        };
+        // Nothing leaves from such an address (RFC 4862 §5.4); whoever waits asks again.
         if self.addresses.is_tentative(source) {
             return;
         }
@@ -194,7 +199,9 @@ impl Net {
             }
             return;
         }
-        let Some(source6) = source.to_ipv6() else { return };
+        let Some(source6) = source.to_ipv6() else {
+            return counters.cannot_be("Neighbor Discovery comes over IPv4");
+        };
         if let Some(mac) = source_mac.filter(EthernetAddress::is_unicast) {
             self.neighbours.observe(now, source, mac.0, true);
         }
@@ -237,6 +244,7 @@ impl Net {
 
     /// Another host has an address that we were checking (RFC 4862 §5.4.5).
     fn lose(&mut self, counters: &mut Counters, address: IpAddress, nonce: Option<[u8; 6]>) {
+        // The message may be our own, which came back.
         let Some(lost) = self.addresses.conflict(address, nonce) else { return };
         counters.address_conflicts += 1;
         self.events.send(AsyncEvent::AddressConflict { address: lost });

@@ -123,14 +123,14 @@ pub(crate) struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Those of the segment in the frame `octets`.
-    pub(crate) fn of<'a>(frame: &TcpFrame, octets: &'a [u8]) -> Pieces<'a> {
-        let payload = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len).unwrap_or(&[]);
+    /// Those of the segment in the frame `octets`; `None` if that does not have all its payload.
+    pub(crate) fn of<'a>(frame: &TcpFrame, octets: &'a [u8]) -> Option<Pieces<'a>> {
+        let payload = octets.get(frame.payload_offset..frame.payload_offset + frame.payload_len)?;
         let path = Path {
             vlan: frame.vlan,
             ..Path::new(frame.source_mac, frame.destination_mac, frame.flow.remote, frame.flow.local)
         };
-        Pieces { path, header: frame.header, ecn: frame.ecn, payload, next: Some(0) }
+        Some(Pieces { path, header: frame.header, ecn: frame.ecn, payload, next: Some(0) })
     }
 }
 

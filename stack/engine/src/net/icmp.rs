@@ -54,7 +54,9 @@ impl Net {
                     link.send_aside(counters, |room| emit_icmp(room, &path, &reply).ok());
                 } else {
                     let mut message = vec![0; reply.emit_len()];
-                    let _ = reply.emit(&mut message);
+                    if reply.emit(&mut message).is_err() {
+                        return counters.cannot_be("an answer is longer than it says");
+                    }
                     self.send_in_fragments(link, counters, &path, icmp::PROTOCOL, &message);
                 }
             }
@@ -103,7 +105,9 @@ impl Net {
                     link.send_aside(counters, |room| emit_icmp6(room, &path, &reply).ok());
                 } else {
                     let mut message = vec![0; reply.emit_len()];
-                    let _ = reply.emit(&mut message, own, route.source);
+                    if reply.emit(&mut message, own, route.source).is_err() {
+                        return counters.cannot_be("an answer is longer than it says");
+                    }
                     self.send_in_fragments(link, counters, &path, icmp6::PROTOCOL, &message);
                 }
             }
@@ -215,6 +219,7 @@ impl Net {
         let Some(packet) = packet_of(route, octets) else {
             return counters.cannot_be("a packet begins behind its frame");
         };
+        // Without an address of the peer's scope there is no answer. The packet is counted already.
         let source = self.answering_address(route.destination, route.source);
         let Some(source) = source else { return };
         if !self.may_answer(counters, now, route, packet) {

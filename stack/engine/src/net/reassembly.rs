@@ -155,8 +155,8 @@ impl Reassembly {
         if packet.total != Some(packet.octets) {
             return Taken::Waiting;
         }
-        let Some(packet) = self.remove(&key) else { return Taken::Refused };
-        packet.into_whole().map_or(Taken::Refused, |whole| Taken::Whole(Box::new(whole)))
+        let whole = self.remove(&key).and_then(Packet::into_whole);
+        whole.map_or(Taken::Refused, |whole| Taken::Whole(Box::new(whole)))
     }
 
     fn remove(&mut self, key: &Key) -> Option<Packet> {

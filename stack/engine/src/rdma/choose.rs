@@ -78,11 +78,14 @@ pub(crate) fn choose(
     }
 }
 
+/// A request that is due has no answer, which cannot be. The peer would wait for ever, so the stream ends.
+const LOST_ANSWER: Refused = Refused::Answer(Fault::LocalCatastrophic);
+
 #[inline(never)]
 fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
     if let Some(atomic) = running.stream.next_atomic() {
         let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
-        let Some(message) = running.stream.atomic_response(original) else { return Ok(Chosen::Nothing) };
+        let message = running.stream.atomic_response(original).ok_or(LOST_ANSWER)?;
         running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
         return Ok(Chosen::Begun);
     }
@@ -91,11 +94,11 @@ fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair)
             turn.invalidate(queue_pair.association, stag.0, queue_pair.domain_is_shared())
                 .map_err(|error| Refused::Answer(invalidate_fault(error)))?;
         }
-        let Some(message) = running.stream.commit_response() else { return Ok(Chosen::Nothing) };
+        let message = running.stream.commit_response().ok_or(LOST_ANSWER)?;
         running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
         return Ok(Chosen::Begun);
     }
-    let Some(response) = running.stream.next_response() else { return Ok(Chosen::Nothing) };
+    let response = running.stream.next_response().ok_or(LOST_ANSWER)?;
     let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
     running.outgoing = Some(Outgoing { message: response.message, source, tail: None });
     Ok(Chosen::Begun)

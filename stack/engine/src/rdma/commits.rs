@@ -28,8 +28,8 @@ pub(crate) use self::shares::Commits;
 use self::shares::{Asker, Ended};
 use crate::api::counters::Counters;
 use crate::api::work::{Completion, Status};
+use crate::connection::Connections;
 use crate::connection::phase::Phase;
-use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
@@ -70,12 +70,11 @@ impl Rdma {
         &mut self,
         turn: &Turn<'_>,
         now: Instant,
-        connection: &mut Connection,
+        running: &mut Running,
         queue_pair: &mut QueuePair,
         commit: InboundCommit,
     ) -> Result<(), Failure> {
         let association = queue_pair.association;
-        let Phase::Running(running) = &mut connection.phase else { return Ok(()) };
         // Everything is checked before anything is asked for.
         let (mut ranges, mut is_plain) = (self.commits.list(), false);
         for region in &commit.regions {
@@ -105,7 +104,6 @@ impl Rdma {
         } else {
             self.begin_commit(turn, now, running, queue_pair.number, WaitingCommit { ticket, ranges, status });
         }
-        connection.quiet = false;
         Ok(())
     }
 
@@ -142,22 +140,32 @@ impl Rdma {
     }
 
     /// Processes answers of committers and expired time limits, and continues to write back.
-    pub(crate) fn run_commits<B: Buffer>(&mut self, connections: &mut Connections<B>, turn: &Turn<'_>, now: Instant) {
+    pub(crate) fn run_commits<B: Buffer>(
+        &mut self,
+        connections: &mut Connections<B>,
+        counters: &mut Counters,
+        turn: &Turn<'_>,
+        now: Instant,
+    ) {
         self.commits.write_back(turn);
         while let Some(ended) = self.commits.next(turn, now) {
-            self.commit_ended(connections, ended);
+            self.commit_ended(connections, counters, ended);
         }
     }
 
-    fn commit_ended<B: Buffer>(&mut self, connections: &mut Connections<B>, ended: Ended) {
+    fn commit_ended<B: Buffer>(&mut self, connections: &mut Connections<B>, counters: &mut Counters, ended: Ended) {
         let Ended { key, queue_pair, asker, status } = ended;
         let Rdma { queue_pairs, lanes, .. } = self;
-        // With a stream its commits end (`Commits::abandon`), so the queue pair still has that connection.
-        let Some(Some(queue_pair)) = queue_pairs.get_mut(queue_pair as usize) else { return };
-        let Some(index) = queue_pair.connection else { return };
+        let queue_pair = queue_pairs.get_mut(queue_pair as usize).and_then(Option::as_deref_mut);
+        let found = queue_pair.and_then(|queue_pair| {
+            let index = queue_pair.connection?;
+            Some((queue_pair, index, connections.table.get_mut(index)?))
+        });
+        let Some((queue_pair, index, connection)) = found else {
+            return counters.cannot_be("a commit outlives its stream, see `Commits::abandon`");
+        };
         match asker {
             Asker::Request { ticket } => {
-                let Some(connection) = connections.table.get_mut(index) else { return };
                 if let Phase::Running(running) = &mut connection.phase
                     && running.stream.commit_done(ticket, status.code())
                 {

@@ -5,7 +5,6 @@ use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, AccessError, OpenRegion, Turn, kernels};
 
 use crate::api::work::Sge;
-use crate::connection::phase::Phase;
 use crate::connection::{Connection, Record};
 use crate::link::port::{Buffer, Port};
 use crate::rdma::fpdu::{Fpdu, SHORT};
@@ -20,7 +19,8 @@ impl<P: Port> Sending<'_, P> {
     pub(super) fn cut_long(&mut self, limit: u16, (budget, space): (&mut u32, &mut usize)) -> Result<(), AccessError> {
         let segment = self.connection.tcp.effective_mss() as usize;
         let start = self.link.payload_start;
-        let Phase::Running(running) = &self.connection.phase else { return Ok(()) };
+        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(()) };
+        // The general code notices that.
         let Some(outgoing) = &running.outgoing else { return Ok(()) };
         let length = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
         // Where two fit a segment, each record holds several.
@@ -30,7 +30,8 @@ impl<P: Port> Sending<'_, P> {
         }
         self.push_open();
         let Sending { turn, link, records, counters, connection, queue_pair, .. } = self;
-        let Connection { phase: Phase::Running(running), tcp, .. } = &mut **connection else { return Ok(()) };
+        let Connection { phase, tcp, .. } = &mut **connection;
+        let Some(running) = phase.running(counters) else { return Ok(()) };
         let crc = running.crc;
         let opens = crc && length > 2 * SHORT;
         let mut source = None;
@@ -135,9 +136,9 @@ pub(crate) fn copy_payload(
     match source {
         Source::Nothing | Source::NoPayload | Source::Answer => {}
         Source::CommitRequest(identifier) => {
-            queue_pair.send.copy_commit_request(identifier, cut.payload_offset, fpdu.payload());
+            queue_pair.send.copy_commit_request(identifier, cut.payload_offset, fpdu.payload())?;
         }
-        Source::Inline => queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload()),
+        Source::Inline => queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload())?,
         Source::Entries => match queue_pair.send.piece(cut.payload_offset, cut.payload_len) {
             Some(piece) => fpdu.gather(turn, association, piece, &mut at)?,
             None => queue_pair

@@ -32,6 +32,7 @@ impl Rdma {
                 connections.schedule_index(index);
                 continue;
             }
+            // The application may have given it up since.
             let Some(queue_pair) = self.queue_pair(number) else { continue };
             match queue_pair.connection {
                 Some(index) => connections.schedule_index(index),

@@ -91,7 +91,7 @@ impl Rdma {
         failure: Failure,
         ulpdu: Option<&[u8]>,
     ) {
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(running) = connection.phase.running(counters) else { return };
         if running.stream.state().flushes() {
             // The first fault counts (RFC 5040 §7.1 (4)), and its time limit must not be restarted.
             return;
@@ -126,7 +126,7 @@ impl Rdma {
             }
         }
         connection.quiet = false;
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(running) = connection.phase.running(counters) else { return };
         running.limit = Limit::Close(now + self.config.terminate_drain);
         running.outgoing = None;
         // Nothing can be sent after our FIN.
@@ -149,7 +149,7 @@ impl Rdma {
         queue_pair: &mut QueuePair,
         refused: Refused,
     ) {
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(running) = connection.phase.running(counters) else { return };
         let (fault, message) = match refused {
             Refused::Work(status) => return self.fail_work(counters, now, connection, queue_pair, status),
             Refused::Answer(fault) => (fault, running.stream.fail_atomic(fault)),
@@ -176,7 +176,7 @@ impl Rdma {
         status: Status,
     ) {
         queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(running) = connection.phase.running(counters) else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         connection.ends_by(DisconnectReason::LocalError(status));
@@ -235,7 +235,7 @@ impl Rdma {
         let number = queue_pair.number;
         self.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
         connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(running) = connection.phase.running(counters) else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         let failure = Failure { fault, receive: None, send: None };

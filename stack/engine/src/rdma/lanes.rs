@@ -9,6 +9,7 @@ use std::sync::Arc;
 use uwarp_ring::{Notifier, Producer};
 
 use crate::api::command::CompletionQueueId;
+use crate::api::counters::Counters;
 use crate::api::work::{Completion, CompletionFlags};
 
 /// A notifier armed for any completion,
@@ -54,10 +55,16 @@ impl Lanes {
     }
 
     /// What is pushed from now on goes into another ring.
-    pub(crate) fn replace(&mut self, queue: CompletionQueueId, producer: Producer<Completion>) {
-        if let Some(Some(lane)) = self.lanes.get_mut(queue.0 as usize) {
-            lane.producer = producer;
-        }
+    pub(crate) fn replace(
+        &mut self,
+        counters: &mut Counters,
+        queue: CompletionQueueId,
+        producer: Producer<Completion>,
+    ) {
+        let Some(Some(lane)) = self.lanes.get_mut(queue.0 as usize) else {
+            return counters.cannot_be("a completion queue that is gone gets another ring");
+        };
+        lane.producer = producer;
     }
 
     /// Drops the completions of a queue pair that found no room.
@@ -75,7 +82,8 @@ impl Lanes {
         self.lanes.get(queue.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// Publishes a completion, behind the backlog. False: it did not fit, or the lane does not exist.
+    /// Publishes a completion, behind the backlog. False: it did not fit, or the application has given the queue up.
+    /// The queue pair counts and reports it.
     #[inline]
     pub(crate) fn push(&mut self, queue: CompletionQueueId, completion: Completion) -> bool {
         let Some(Some(lane)) = self.lanes.get_mut(queue.0 as usize) else { return false };

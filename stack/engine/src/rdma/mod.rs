@@ -6,6 +6,7 @@ use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink, QueuePairSetup};
 use crate::api::config::{EngineConfig, IwarpConfig};
+use crate::api::counters::Counters;
 use crate::connection::Connection;
 use crate::connection::slab::Lent;
 use crate::rdma::commits::Commits;
@@ -68,13 +69,14 @@ impl Rdma {
         }
     }
 
-    /// Adds a queue pair, if its number is free.
-    pub(crate) fn create_queue_pair(&mut self, setup: QueuePairSetup) {
-        if let Some(place @ None) = self.queue_pairs.get_mut(setup.number as usize) {
-            let queue_pair = QueuePair::new(setup);
-            queue_pair.receive.forget_share(queue_pair.number);
-            *place = Some(Box::new(queue_pair));
-        }
+    /// Adds a queue pair. Whoever creates it knows that its number is free.
+    pub(crate) fn create_queue_pair(&mut self, counters: &mut Counters, setup: QueuePairSetup) {
+        let Some(place @ None) = self.queue_pairs.get_mut(setup.number as usize) else {
+            return counters.cannot_be("the number of a new queue pair is not free");
+        };
+        let queue_pair = QueuePair::new(setup);
+        queue_pair.receive.forget_share(queue_pair.number);
+        *place = Some(Box::new(queue_pair));
     }
 
     /// The queue pair with this number.
@@ -92,42 +94,38 @@ impl Rdma {
     /// Puts it back.
     #[inline]
     pub(crate) fn give(&mut self, queue_pair: Option<Lent<QueuePair>>) {
-        if let Some(queue_pair) = queue_pair
-            && let Some(place) = self.queue_pairs.get_mut(queue_pair.index() as usize)
-        {
+        if let Some(queue_pair) = queue_pair {
+            let place = &mut self.queue_pairs[queue_pair.index() as usize];
             *place = Some(queue_pair.leave());
         }
     }
 
-    /// Whether a queue pair may get a connection.
-    pub(crate) fn check_idle(&mut self, number: u32) -> Result<(), ConnectFailure> {
-        let Some(queue_pair) = self.queue_pair(number) else { return Err(ConnectFailure::QueuePair) };
-        let (send, receive) = (queue_pair.send_completions, queue_pair.receive_completions);
-        let idle = queue_pair.stage == Stage::Idle && queue_pair.connection.is_none();
-        if idle && self.lanes.contains(send) && self.lanes.contains(receive) {
-            Ok(())
-        } else {
-            Err(ConnectFailure::QueuePair)
-        }
+    /// A queue pair, if it may get a connection.
+    pub(crate) fn idle(&mut self, number: u32) -> Result<&mut QueuePair, ConnectFailure> {
+        let Rdma { queue_pairs, lanes, .. } = self;
+        let queue_pair = queue_pairs.get_mut(number as usize).and_then(Option::as_deref_mut);
+        let idle = queue_pair.filter(|queue_pair| {
+            queue_pair.stage == Stage::Idle
+                && queue_pair.connection.is_none()
+                && lanes.contains(queue_pair.send_completions)
+                && lanes.contains(queue_pair.receive_completions)
+        });
+        idle.ok_or(ConnectFailure::QueuePair)
     }
 
-    /// Attaches a queue pair to the connection at `index`.
-    pub(crate) fn bind(&mut self, number: u32, index: u32) {
-        if let Some(queue_pair) = self.queue_pair(number) {
-            queue_pair.stage = Stage::Connected;
-            queue_pair.connection = Some(index);
-        }
-    }
-
-    /// Detaches the queue pair from its connection; it is idle again.
-    pub(crate) fn unbind(&mut self, connection: &mut Connection) -> Option<&mut QueuePair> {
-        let queue_pair = self.queue_pair(connection.queue_pair.take()?)?;
+    /// Detaches the queue pair, if there is one, from its connection; it is idle again.
+    pub(crate) fn unbind(&mut self, counters: &mut Counters, connection: &mut Connection) -> Option<&mut QueuePair> {
+        let number = connection.queue_pair.take()?;
+        let Some(queue_pair) = self.queue_pair(number) else {
+            counters.cannot_be("the queue pair of a connection is gone");
+            return None;
+        };
         queue_pair.connection = None;
         queue_pair.stage = Stage::Idle;
         Some(queue_pair)
     }
 
-    /// Reports to a queue pair that its connection failed.
+    /// Reports to a queue pair, if the application has not given it up, that its connection failed.
     pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
         if let Some(queue_pair) = self.queue_pair(number) {
             queue_pair.tell(ConnectionEvent::Failed(reason));

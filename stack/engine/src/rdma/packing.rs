@@ -141,6 +141,7 @@ impl<B: Buffer> Open<B> {
         self,
         link: &Link<P>,
         records: &mut BufferStore<Record<B>>,
+        counters: &mut Counters,
         tcp: &mut uwarp_tcp::Connection,
     ) {
         let Open { place, length, pushed } = self;
@@ -157,13 +158,16 @@ impl<B: Buffer> Open<B> {
                 tcp.push(token, length as u32);
             }
             Place::Tail(token) => {
-                let Some(record) = records.get_mut(token) else { return };
+                let Some(record) = records.get_mut(token) else {
+                    return counters.cannot_be("the last record of TCP is gone");
+                };
                 record.buffer.set_range(start, length);
                 // An FPDU's length is even, so the sums add up.
                 record.sum = combine(record.sum, sum(record.buffer.data().get(pushed..).unwrap_or(&[])));
                 record.length = length as u32;
-                let extended = tcp.extend_tail((length - pushed) as u32);
-                debug_assert!(extended, "nothing is sent while FPDUs are built");
+                if !tcp.extend_tail((length - pushed) as u32) {
+                    counters.cannot_be("a record is sent while FPDUs are built into it");
+                }
             }
         }
     }
@@ -174,7 +178,7 @@ impl<P: Port> Sending<'_, P> {
     #[inline]
     pub(crate) fn push_open(&mut self) {
         if let Some(open) = self.open.take() {
-            open.push(self.link, self.records, &mut self.connection.tcp);
+            open.push(self.link, self.records, self.counters, &mut self.connection.tcp);
         }
     }
 }

@@ -72,6 +72,12 @@ impl QueuePair {
         self.membership.is_shared()
     }
 
+    /// Attaches it to the connection at `index`.
+    pub(crate) fn bind(&mut self, index: u32) {
+        self.stage = Stage::Connected;
+        self.connection = Some(index);
+    }
+
     /// Reports what became of the connection: each attempt has one outcome, and each connection in full operation one
     /// end.
     pub(crate) fn tell(&mut self, event: ConnectionEvent) {

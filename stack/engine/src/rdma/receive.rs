@@ -13,6 +13,7 @@ use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kern
 use uwarp_tcp::Instant;
 
 use crate::api::counters::Counters;
+use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Sge, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
@@ -54,7 +55,7 @@ impl Rdma {
         connection: &mut Connection,
         octets: &[u8],
     ) {
-        let Phase::Running(running) = &connection.phase else { return };
+        let Some(running) = connection.phase.running(counters) else { return };
         if running.receive_markers {
             return self.on_marked_stream(turn, counters, now, connection, octets);
         }
@@ -179,7 +180,7 @@ impl Rdma {
         queue_pair: Option<&mut QueuePair>,
         octets: &'a [u8],
     ) -> &'a [u8] {
-        let Phase::Running(running) = &connection.phase else { return &[] };
+        let Some(running) = connection.phase.running(counters) else { return &[] };
         let crc = crc_of(running);
         let mut gather = self.gathers.resume(connection);
         let mut rest = octets;
@@ -252,8 +253,8 @@ impl Rdma {
         ulpdu: &[u8],
     ) {
         // Without a queue pair the stream is being closed: nothing is placed any more.
-        let Some(queue_pair) = queue_pair else { return };
-        let Phase::Running(running) = &mut connection.phase else { return };
+        let Some(queue_pair) = queue_pair else { return counters.count_drop(DropReason::StreamEnded) };
+        let Some(running) = connection.phase.running(counters) else { return };
         let result = match running.stream.receive(ulpdu) {
             Ok(Delivery::Write { stag, offset, payload, .. }) => {
                 if payload.is_empty() {
@@ -292,9 +293,9 @@ impl Rdma {
                     }
                     let placed = scatter(turn, queue_pair, message_offset, payload);
                     match completes {
-                        Some(end) => {
-                            placed.and_then(|()| self.complete_receive(turn, now, queue_pair, &running.stream, end))
-                        }
+                        Some(end) => placed.and_then(|()| {
+                            self.complete_receive(counters, turn, now, queue_pair, &running.stream, end)
+                        }),
                         None => placed,
                     }
                 }
@@ -322,7 +323,8 @@ impl Rdma {
             Ok(Delivery::Immediate { data, solicited }) => {
                 if self.begin_receive(queue_pair) {
                     queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
-                    self.on_immediate(turn, now, queue_pair, &running.stream, data, solicited);
+                    let immediate = (data, solicited);
+                    self.on_immediate(counters, turn, now, queue_pair, &running.stream, immediate);
                     Ok(())
                 } else {
                     self.await_receive(counters, now, running, &mut connection.tcp, queue_pair)
@@ -349,7 +351,10 @@ impl Rdma {
                 delivered
                     .map_err(|_| Failure { send: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() })
             }
-            Ok(Delivery::CommitRequest(commit)) => self.on_commit_request(turn, now, connection, queue_pair, commit),
+            Ok(Delivery::CommitRequest(commit)) => {
+                connection.quiet = false;
+                self.on_commit_request(turn, now, running, queue_pair, commit)
+            }
             Ok(Delivery::CommitResponse { status, .. }) => {
                 queue_pair.send.commit_done(status);
                 queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
@@ -359,7 +364,11 @@ impl Rdma {
                 self.on_peer_terminate(counters, now, connection, queue_pair, &terminate);
                 Ok(())
             }
-            Ok(Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored) => Ok(()),
+            Ok(Delivery::CommitPart | Delivery::ReadyToReceive) => Ok(()),
+            Ok(Delivery::Ignored) => {
+                counters.count_drop(DropReason::StreamEnded);
+                Ok(())
+            }
             // What the stream itself refuses is no posted receive's fault: too long a Send is found by `scatter`.
             Err(fault) => Err(Failure { receive: None, ..Failure::from(fault) }),
         };
@@ -375,6 +384,7 @@ impl Rdma {
     #[inline]
     fn complete_receive(
         &mut self,
+        counters: &mut Counters,
         turn: &Turn<'_>,
         now: Instant,
         queue_pair: &mut QueuePair,
@@ -388,16 +398,18 @@ impl Rdma {
             turn.invalidate(queue_pair.association, stag.0, shared)
                 .map_err(|error| Failure::from(invalidate_fault(error)))?;
         }
-        if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) {
-            if end.solicited {
-                completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
-            }
-            if let Some(stag) = end.invalidate {
-                completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
-                completion.invalidated = stag.0;
-            }
-            self.tell_receive(queue_pair, stream, completion, hold);
+        let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) else {
+            counters.cannot_be("a message ends that has taken no receive");
+            return Ok(());
+        };
+        if end.solicited {
+            completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
         }
+        if let Some(stag) = end.invalidate {
+            completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
+            completion.invalidated = stag.0;
+        }
+        self.tell_receive(queue_pair, stream, completion, hold);
         Ok(())
     }
 }

@@ -21,6 +21,7 @@ use uwarp_wire::rdmap::ImmediateData;
 
 use crate::api::command::AsyncEvent;
 use crate::api::counters::Counters;
+use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::phase::Phase;
 use crate::connection::{Connection, HeldFrames};
@@ -88,6 +89,7 @@ impl Rdma {
     /// When to look for a receive again; `None` if it is time to go on: there is one now, the message has waited too
     /// long, or nothing waits any more because the stream has ended.
     pub(crate) fn next_look(&mut self, now: Instant, connection: &Connection) -> Option<Instant> {
+        // Only TCP may be left.
         let Phase::Running(running) = &connection.phase else { return None };
         let wait = running.receive_wait.filter(|_| running.stream.delivers())?;
         let until = wait.since + self.config.receive_wait;
@@ -112,7 +114,10 @@ impl Rdma {
                 return self.on_marked_stream(turn, counters, now, connection, &[]);
             }
             Phase::Running(running) => crc_of(running),
-            _ => return self.gathers.discard(connection),
+            _ => {
+                counters.count_drop(DropReason::StreamEnded);
+                return self.gathers.discard(connection);
+            }
         };
         let mut gather = self.gathers.resume(connection);
         connection.gather_number = 0;
@@ -141,10 +146,16 @@ impl Rdma {
     }
 
     /// Both sides have closed: nobody will take what waits.
-    pub(crate) fn discard_waiting<B: Buffer>(&mut self, held: &mut HeldFrames<B>, connection: &mut Connection) {
+    pub(crate) fn discard_waiting<B: Buffer>(
+        &mut self,
+        counters: &mut Counters,
+        held: &mut HeldFrames<B>,
+        connection: &mut Connection,
+    ) {
         if !connection.awaits_receive() {
             return;
         }
+        counters.count_drop(DropReason::StreamEnded);
         connection.tcp.hold_in_order(false);
         while let Some(waiting) = connection.tcp.take_in_order() {
             held.remove(waiting.token);
@@ -191,21 +202,22 @@ impl Rdma {
     /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 §6.3).
     pub(crate) fn on_immediate(
         &mut self,
+        counters: &mut Counters,
         turn: &Turn<'_>,
         now: Instant,
         queue_pair: &mut QueuePair,
         stream: &Stream,
-        data: ImmediateData,
-        solicited: bool,
+        (data, solicited): (ImmediateData, bool),
     ) {
         let hold = self.hold_for(turn, now, queue_pair);
-        if let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) {
-            completion.flags = CompletionFlags::IMMEDIATE;
-            if solicited {
-                completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
-            }
-            completion.immediate = data.0;
-            self.tell_receive(queue_pair, stream, completion, hold);
+        let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) else {
+            return counters.cannot_be("a message ends that has taken no receive");
+        };
+        completion.flags = CompletionFlags::IMMEDIATE;
+        if solicited {
+            completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
         }
+        completion.immediate = data.0;
+        self.tell_receive(queue_pair, stream, completion, hold);
     }
 }

@@ -21,7 +21,7 @@ use crate::rdma::cutting::copy_payload;
 use crate::rdma::fpdu::Fpdu;
 use crate::rdma::packing::{Open, Pulled, Sending};
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Outgoing, Running, Source};
+use crate::rdma::running::{Outgoing, Running, Source, Tail};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 pub(crate) const BALANCE_LIMIT: i64 = 256 << 10;
@@ -35,7 +35,7 @@ impl<P: Port> Sending<'_, P> {
     /// What comes next cannot be carried out, for this reason.
     #[inline]
     pub(crate) fn pull(&mut self) -> Result<Pulled, Refused> {
-        let Phase::Running(running) = &self.connection.phase else { return Ok(Pulled::Dry) };
+        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(Pulled::Dry) };
         if self.open.is_none() {
             self.open = Open::tail(running, &self.connection.tcp);
         }
@@ -44,7 +44,7 @@ impl<P: Port> Sending<'_, P> {
         let mut space = (self.connection.tcp.send_space() as usize).saturating_sub(begun);
         let segment = self.connection.tcp.effective_mss() as usize;
         while space > 0 {
-            let Phase::Running(running) = &mut self.connection.phase else { return Ok(Pulled::Dry) };
+            let Some(running) = self.connection.phase.running(self.counters) else { return Ok(Pulled::Dry) };
             let mut whole = None;
             let limit = running.mulpdu(self.connection.tcp.effective_mss()).min(self.rdma.config.max_ulpdu);
             if running.outgoing.is_none() {
@@ -73,11 +73,14 @@ impl<P: Port> Sending<'_, P> {
             if space == 0 {
                 break;
             }
-            let Phase::Running(running) = &self.connection.phase else { return Ok(Pulled::Dry) };
+            let Some(running) = self.connection.phase.running(self.counters) else { return Ok(Pulled::Dry) };
             let length = fpdu_len(match (&whole, &running.outgoing) {
                 (Some(element), _) => header_len(element.opcode) + element.length as usize,
                 (None, Some(outgoing)) => outgoing.message.next_ulpdu_len(limit) as usize,
-                (None, None) => return Ok(Pulled::More),
+                (None, None) => {
+                    self.counters.cannot_be("a message was begun and is not there");
+                    return Ok(Pulled::Dry);
+                }
             });
             let open = self.open.as_ref();
             let shares = !running.transmits_markers() && open.is_some_and(|open| open.length() + length <= segment);
@@ -111,9 +114,9 @@ impl<P: Port> Sending<'_, P> {
     #[inline]
     fn build_whole(&mut self, element: &SendElement) -> Result<usize, AccessError> {
         let Sending { turn, queue_pair, .. } = self;
-        let Phase::Running(running) = &mut self.connection.phase else { return Ok(0) };
-        let Some(open) = &mut self.open else { return Ok(0) };
-        let Some(room) = open.room(self.records, self.link.payload_start) else { return Ok(0) };
+        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(0) };
+        let Some(open) = &mut self.open else { return nothing(self.counters) };
+        let Some(room) = open.room(self.records, self.link.payload_start) else { return nothing(self.counters) };
         let header_len = header_len(element.opcode);
         if element.opcode == SendOpcode::Write {
             let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
@@ -152,21 +155,23 @@ impl<P: Port> Sending<'_, P> {
     #[inline]
     fn build(&mut self, limit: u16) -> Result<usize, AccessError> {
         let tcp = &self.connection.tcp;
-        let Phase::Running(running) = &mut self.connection.phase else { return Ok(0) };
-        let Some(outgoing) = &mut running.outgoing else { return Ok(0) };
-        let Some(open) = &mut self.open else { return Ok(0) };
+        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(0) };
+        let Some(outgoing) = &mut running.outgoing else { return nothing(self.counters) };
+        let Some(open) = &mut self.open else { return nothing(self.counters) };
         let left = (tcp.effective_mss() as usize).saturating_sub(open.length());
-        let Some(room) = open.room(self.records, self.link.payload_start) else { return Ok(0) };
+        let Some(room) = open.room(self.records, self.link.payload_start) else { return nothing(self.counters) };
         let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
             running.outgoing = None;
-            return Ok(0);
+            return nothing(self.counters);
         };
         let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, running.crc);
         copy_payload(self.turn, self.queue_pair, outgoing.source, &cut, &mut fpdu)?;
         let mut length = fpdu.end();
-        if cut.last && outgoing.tail.is_some() {
+        if cut.last
+            && let Some(tail) = outgoing.tail
+        {
             // Both in one segment, if they fit.
-            length = append_tail(running, left, room, length);
+            length = append_tail(self.counters, running, tail, left, room, length);
         }
         if running.transmits_markers() {
             length = mark(running, tcp.octets_pushed(), room, length);
@@ -174,28 +179,40 @@ impl<P: Port> Sending<'_, P> {
         self.counters.fpdus_sent += 1;
         open.add(length);
         if cut.last {
-            finish_message(running, self.queue_pair, tcp.octets_pushed() + open.built());
+            finish_message(self.counters, running, self.queue_pair, tcp.octets_pushed() + open.built());
         }
         Ok(length)
     }
 }
 
+/// An FPDU lacks its message or its place, which cannot be.
+#[cold]
+fn nothing(counters: &mut Counters) -> Result<usize, AccessError> {
+    counters.cannot_be("there is no message to build an FPDU of, or no record to build it into");
+    Ok(0)
+}
+
 /// The last segment of the message being cut was built; it ends at `position` octets of TCP's stream.
 #[inline(always)]
-fn finish_message(running: &mut Running, queue_pair: &mut QueuePair, position: u64) {
-    let Some(outgoing) = running.outgoing.take() else { return };
+fn finish_message(counters: &mut Counters, running: &mut Running, queue_pair: &mut QueuePair, position: u64) {
+    let Some(outgoing) = running.outgoing.take() else {
+        return counters.cannot_be("a message ends that was not begun");
+    };
     let cost = i64::from(outgoing.message.length()) + MESSAGE_COST;
     match outgoing.source {
         Source::Nothing => {}
         Source::Entries | Source::Inline if outgoing.tail.is_some() => {
             // Not in the same segment: what goes behind is the next message, and the end of the work.
             running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
-            if let Some(message) = outgoing.tail.and_then(|tail| tail.message(&mut running.stream)) {
-                running.outgoing = Some(Outgoing { message, source: Source::NoPayload, tail: None });
-            }
+            let Some(message) = outgoing.tail.and_then(|tail| tail.message(&mut running.stream)) else {
+                return counters.cannot_be("a Commit lacks the slot that its Write has waited for");
+            };
+            running.outgoing = Some(Outgoing { message, source: Source::NoPayload, tail: None });
         }
         Source::Entries | Source::Inline | Source::NoPayload | Source::CommitRequest(_) => {
-            queue_pair.send.finish(position);
+            if !queue_pair.send.finish(position) {
+                return counters.cannot_be("an element ends that was not begun");
+            }
             running.balance = (running.balance - cost).max(-BALANCE_LIMIT);
         }
         Source::Response { .. } | Source::Answer => {
@@ -211,13 +228,14 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn push_startup_frame<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
+        counters: &mut Counters,
         connection: &mut Connection,
     ) -> bool {
         if !matches!(connection.tcp.state(), State::Established | State::CloseWait) {
             return true;
         }
         let Some(frame) = connection.startup_frame.take() else { return true };
-        if self.push_octets(link, connection, &frame) {
+        if self.push_octets(link, counters, connection, &frame) {
             if let Phase::Running(running) = &mut connection.phase {
                 // Whatever else went before the frame.
                 running.transmit_start = connection.tcp.octets_pushed();
@@ -238,13 +256,16 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         connection: &mut Connection,
     ) -> bool {
-        let Phase::Running(running) = &mut connection.phase else { return false };
+        let Some(running) = connection.phase.running(counters) else { return false };
         if !running.stream.may_transmit() {
             // A Responder that has heard nothing has to be silent; its time limit runs.
             return false;
         }
-        let Some(mut message) = running.terminate.clone() else { return false };
-        let Some(segment) = message.next_segment(u16::MAX) else { return false };
+        let mut message = running.terminate.clone();
+        let Some(segment) = message.as_mut().and_then(|message| message.next_segment(u16::MAX)) else {
+            counters.cannot_be("there is no Terminate to send");
+            return false;
+        };
         let mut fpdu = Vec::with_capacity(128);
         fpdu.extend_from_slice(&(segment.ulpdu_len() as u16).to_be_bytes());
         fpdu.extend_from_slice(segment.header());
@@ -259,7 +280,7 @@ impl<B: Buffer> Connections<B> {
             let length = mark(running, connection.tcp.octets_pushed(), &mut fpdu, length);
             fpdu.truncate(length);
         }
-        if !self.push_octets(link, connection, &fpdu) {
+        if !self.push_octets(link, counters, connection, &fpdu) {
             self.starved = true;
             return true;
         }
@@ -276,13 +297,17 @@ impl<B: Buffer> Connections<B> {
     fn push_octets<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
+        counters: &mut Counters,
         connection: &mut Connection,
         octets: &[u8],
     ) -> bool {
         let Some(mut buffer) = link.alloc() else { return false };
         let start = link.payload_start;
         let room = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + octets.len()));
-        let Some(room) = room else { return false };
+        let Some(room) = room else {
+            counters.cannot_be("a start-up frame or Terminate does not fit into a fresh buffer");
+            return false;
+        };
         room.copy_from_slice(octets);
         buffer.set_range(start, octets.len());
         let sum = kernels::checksum_sum(octets);
@@ -303,18 +328,28 @@ fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize
 /// Puts what belongs behind a Write behind its last FPDU, which has `length` octets in `room`, if both fit into
 /// `segment` octets. Gives the length of what is in `room`.
 #[cold]
-fn append_tail(running: &mut Running, segment: usize, room: &mut [u8], length: usize) -> usize {
-    let Some(tail) = running.outgoing.as_ref().and_then(|outgoing| outgoing.tail) else { return length };
+fn append_tail(
+    counters: &mut Counters,
+    running: &mut Running,
+    tail: Tail,
+    segment: usize,
+    room: &mut [u8],
+    length: usize,
+) -> usize {
     let whole = length + fpdu_len(tail.ulpdu_len());
     // With markers, places would have to be found for both.
     if whole > segment || whole > room.len() || running.transmits_markers() {
         return length;
     }
-    let Some(mut message) = tail.message(&mut running.stream) else { return length };
+    let room = &mut room[length..whole];
+    let mut message = tail.message(&mut running.stream);
+    let cut = message.as_mut().and_then(|message| message.cut_into(u16::MAX, &mut room[LENGTH_LEN..]));
+    let Some(cut) = cut else {
+        counters.cannot_be("what follows a Write has no message, or none that fits");
+        return length;
+    };
     if let Some(outgoing) = &mut running.outgoing {
         outgoing.tail = None;
     }
-    let room = &mut room[length..whole];
-    let Some(cut) = message.cut_into(u16::MAX, &mut room[LENGTH_LEN..]) else { return length };
     length + Fpdu::begin(room, cut.header_len, 0, running.crc).end()
 }

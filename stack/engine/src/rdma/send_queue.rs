@@ -6,6 +6,7 @@ use crate::api::work::{
 };
 use crate::hot::element::UsualElement;
 use std::collections::VecDeque;
+use uwarp_memory::AccessError;
 use uwarp_ring::{Consumer, Slot};
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::{CommitRegion, CommitRequest};
@@ -215,17 +216,19 @@ impl SendQueue {
 
     /// Calls `take` with the pieces of registered memory that hold octets `offset .. offset + length` of the current
     /// element's message, in order. Pieces are asked for with rising offsets.
+    /// `Bounds`: there are not so many octets, and what left would not be the message.
     #[inline]
-    pub(crate) fn gather<E>(
+    pub(crate) fn gather(
         &mut self,
         offset: u32,
         length: u32,
-        mut take: impl FnMut(Sge) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let Some(current) = &mut self.current else { return Ok(()) };
+        mut take: impl FnMut(Sge) -> Result<(), AccessError>,
+    ) -> Result<(), AccessError> {
+        let Some(current) = &mut self.current else { return Err(AccessError::Bounds) };
         let (mut offset, mut left) = (offset, length);
         while left > 0 {
-            let Some(entry) = entry_of(&self.ring, self.begun, &current.element, current.entry) else { break };
+            let entry = entry_of(&self.ring, self.begun, &current.element, current.entry);
+            let entry = entry.ok_or(AccessError::Bounds)?;
             let skip = offset - current.before;
             if skip >= entry.length {
                 current.entry += 1;
@@ -250,9 +253,9 @@ impl SendQueue {
         }
     }
 
-    /// Copies octets from `offset` on of the current element's inline data.
-    pub(crate) fn copy_inline(&self, offset: u32, out: &mut [u8]) {
-        let Some(current) = self.current else { return };
+    /// Copies octets from `offset` on of the current element's inline data. As [`SendQueue::gather`].
+    pub(crate) fn copy_inline(&self, offset: u32, out: &mut [u8]) -> Result<(), AccessError> {
+        let current = self.current.ok_or(AccessError::Bounds)?;
         let mut whole = [0u8; crate::api::work::MAX_INLINE];
         let length = (current.element.length as usize).min(whole.len());
         for index in 0..current.element.slots() {
@@ -263,17 +266,19 @@ impl SendQueue {
         let from = (offset as usize).min(length);
         let part = out.len().min(length - from);
         out[..part].copy_from_slice(&whole[from..from + part]);
+        Ok(())
     }
 
-    /// The last segment of the current element was built and ends at `position` octets of the TCP stream.
+    /// The last segment of the current element was built and ends at `position` octets of the TCP stream. False: there
+    /// is no current element, which cannot be.
     #[inline]
-    pub(crate) fn finish(&mut self, position: u64) {
-        if let Some(current) = self.current.take() {
-            if self.waits_for_ack(&current.element) {
-                self.ends.push_back(position);
-            }
-            self.begun += current.element.slots();
+    pub(crate) fn finish(&mut self, position: u64) -> bool {
+        let Some(current) = self.current.take() else { return false };
+        if self.waits_for_ack(&current.element) {
+            self.ends.push_back(position);
         }
+        self.begun += current.element.slots();
+        true
     }
 
     /// As [`SendQueue::finish`], for the next element, which was built at once. If it is complete already, it is taken
@@ -334,9 +339,10 @@ impl SendQueue {
         self.atomic_done(u64::from(status));
     }
 
-    /// Copies octets from `offset` on of the Commit Request that the current element asks for.
-    pub(crate) fn copy_commit_request(&self, identifier: u32, offset: u32, out: &mut [u8]) {
-        let Some(current) = self.current else { return };
+    /// Copies octets from `offset` on of the Commit Request that the current element asks for. As
+    /// [`SendQueue::gather`].
+    pub(crate) fn copy_commit_request(&self, identifier: u32, offset: u32, out: &mut [u8]) -> Result<(), AccessError> {
+        let current = self.current.ok_or(AccessError::Bounds)?;
         let mut whole = [0; CommitRequest::emit_len(MAX_SEND_ENTRIES)];
         let mut regions = [CommitRegion { stag: Stag(0), length: 0, offset: TaggedOffset(0) }; MAX_SEND_ENTRIES];
         let mut count = 0;
@@ -349,6 +355,7 @@ impl SendQueue {
         let from = (offset as usize).min(length);
         let part = out.len().min(length - from);
         out[..part].copy_from_slice(&whole[from..from + part]);
+        Ok(())
     }
 
     /// The operands of an atomic, the element that comes next, and where the former value goes, if to memory.

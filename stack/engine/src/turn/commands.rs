@@ -28,15 +28,17 @@ impl<P: Port> Core<P> {
         self.control.doorbells.ring_mailbox();
     }
 
+    /// Executes a command. Whoever sent it may not wait for the answer any more, or may have lost the race against the
+    /// end of what the command is about.
     #[cold]
     fn run_command(&mut self, command: Command) {
         let Core { connections, link, net, rdma, control, counters, config, now, .. } = self;
         let now = *now;
         match command {
             Command::AddCompletionQueue { queue, lane, notifier } => rdma.lanes.add(queue, lane, notifier),
-            Command::ReplaceLane { queue, lane } => rdma.lanes.replace(queue, lane),
+            Command::ReplaceLane { queue, lane } => rdma.lanes.replace(counters, queue, lane),
             Command::RemoveCompletionQueue { queue } => rdma.lanes.remove(queue),
-            Command::CreateQueuePair(setup) => rdma.create_queue_pair(*setup),
+            Command::CreateQueuePair(setup) => rdma.create_queue_pair(counters, *setup),
             Command::DestroyQueuePair { queue_pair, done } => {
                 connections.destroy_queue_pair(link, rdma, counters, now, queue_pair);
                 // Its number may be another's next.

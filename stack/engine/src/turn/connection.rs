@@ -26,10 +26,12 @@ impl<P: Port> Core<P> {
     pub(super) fn connect(&mut self, parameters: ConnectParameters) {
         let Core { connections, link, net, rdma, counters, config, now, .. } = self;
         let number = parameters.queue_pair;
-        let idle = rdma.check_idle(number);
-        match idle.and_then(|()| connections.open(link, net, counters, config, *now, parameters)) {
-            Ok(index) => rdma.bind(number, index),
-            Err(reason) => rdma.connect_failed(number, reason),
+        let opened = rdma.idle(number).and_then(|queue_pair| {
+            queue_pair.bind(connections.open(link, net, counters, config, *now, parameters)?);
+            Ok(())
+        });
+        if let Err(reason) = opened {
+            rdma.connect_failed(number, reason);
         }
     }
 
@@ -38,7 +40,7 @@ impl<P: Port> Core<P> {
         let Core { connections, link, streams, control, counters, config, now, .. } = self;
         match &connection.phase {
             Phase::Initiating(initiating) => connection.startup_frame = Some(initiating.machine.request().to_vec()),
-            Phase::Responding(_) => connections.await_request(index, connection),
+            Phase::Responding(_) => connections.await_request(counters, index, connection),
             Phase::Stream(_) => streams.on_open(index, connection),
             Phase::Incoming(_) => {
                 if !connections.accept_stream(&control.doorbells, config, index, connection) {
@@ -66,9 +68,7 @@ impl<P: Port> Core<P> {
 
     /// Takes the octets that a stream had received before it was converted.
     pub(super) fn on_early_octets(&mut self, index: u32, octets: &[u8]) {
-        let Some(mut connection) = self.connections.table.take(index) else {
-            return self.counters.cannot_be("a connection that was converted is gone");
-        };
+        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         let mut rest = octets;
         // There is no Reply before our Request, and no FPDU before our Reply.
         while let Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) = connection.phase
@@ -105,7 +105,7 @@ impl<P: Port> Core<P> {
             connection.finished = true;
             connection.stream_over(&mut self.connections.opening, &mut self.rdma, &mut self.counters, self.now);
             connection.phase.forget_deadline();
-            self.rdma.discard_waiting(&mut self.connections.held, connection);
+            self.rdma.discard_waiting(&mut self.counters, &mut self.connections.held, connection);
         }
         if events.contains(Events::CLOSED) {
             connection.gone = true;

@@ -46,7 +46,7 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
         self.was_usual = false;
-        let Some(mut connection) = self.connections.table.take(index) else { return };
+        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         self.on_octets(turn, index, &mut connection, octets);
         self.settle_segment(connection, true);
     }
@@ -55,7 +55,7 @@ impl<P: Port> Core<P> {
     #[cold]
     fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
         self.was_usual = false;
-        let Some(mut connection) = self.connections.table.take(index) else { return };
+        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         let mut queue_pair = self.rdma.take(connection.queue_pair);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
             self.rdma.on_overflow(&mut self.counters, self.now, &mut connection, queue_pair);
@@ -121,7 +121,9 @@ impl<P: Port> Core<P> {
                 if !verified && !frame.checksum_is_good(octets, checksum_sum) {
                     return self.counters.count_drop(DropReason::L4Checksum);
                 }
-                let mut pieces = Pieces::of(&frame, octets);
+                let Some(mut pieces) = Pieces::of(&frame, octets) else {
+                    return self.counters.cannot_be("the payload of a segment is behind its frame");
+                };
                 while let Some((piece, buffer)) = self.link.next_piece(&mut self.counters, &mut pieces) {
                     self.receive_tcp(turn, &piece, buffer);
                 }
@@ -156,9 +158,7 @@ impl<P: Port> Core<P> {
         }
         let found = self.connections.find(&frame.flow);
         let Some(index) = found.or_else(|| self.on_stranger(frame, &buffer)) else { return };
-        let Some(mut connection) = self.connections.table.take(index) else {
-            return self.counters.cannot_be("a connection is found and not there");
-        };
+        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         self.connections.guess = Some(index);
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer reuses the ports of a finished connection (RFC 6191): the new connection replaces it.
@@ -261,10 +261,7 @@ impl<P: Port> Core<P> {
     #[inline]
     fn deliver_held(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) {
         while let Some(held) = connection.tcp.take_in_order() {
-            let Some(next) = self.connections.held.remove(held.token) else {
-                self.counters.cannot_be("TCP holds a frame that is gone");
-                continue;
-            };
+            let Some(next) = self.connections.held.remove(held.token) else { continue };
             let from = next.payload_offset as usize;
             self.deliver(turn, index, connection, &next.buffer, from, held.skip, held.len);
         }
@@ -305,14 +302,18 @@ impl<P: Port> Core<P> {
     ) {
         let from = payload_offset + skip as usize;
         let range = from..from + len as usize;
-        if buffer.segment_count() == 1 {
-            let octets = buffer.data().get(range).unwrap_or(&[]);
-            self.on_octets(turn, index, connection, octets);
+        let is_whole = if buffer.segment_count() == 1 {
+            let octets = buffer.data().get(range);
+            octets.map(|octets| self.on_octets(turn, index, connection, octets)).is_some()
         } else {
             let mut scratch = std::mem::take(&mut self.link.scratch);
-            let octets = contiguous(buffer, &mut scratch).get(range).unwrap_or(&[]);
-            self.on_octets(turn, index, connection, octets);
+            let octets = contiguous(buffer, &mut scratch).get(range);
+            let is_whole = octets.map(|octets| self.on_octets(turn, index, connection, octets)).is_some();
             self.link.scratch = scratch;
+            is_whole
+        };
+        if !is_whole {
+            self.counters.cannot_be("the payload of a segment is behind its frame");
         }
     }
 

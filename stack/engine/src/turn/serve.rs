@@ -30,6 +30,7 @@ impl<P: Port> Core<P> {
                 self.serve_one_without_room(turn);
                 break;
             }
+            // A connection that was served may have ended others.
             let Some(index) = self.connections.ready.pop_front() else { break };
             self.serve(turn, index);
         }
@@ -67,6 +68,7 @@ impl<P: Port> Core<P> {
     fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
         let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);
         self.counters.visits_without_room += 1;
+        // Connections that were served before may have ended all others.
         let Some(index) = self.connections.ready.remove(place) else { return };
         self.serve(turn, index);
         if self.connections.ready.back() == Some(&index) {
@@ -79,7 +81,7 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     fn serve_any(&mut self, turn: &Turn<'_>, index: u32, open: Option<Open<P::Buffer>>) {
         self.was_usual = false;
-        let Some(mut connection) = self.connections.table.take(index) else { return };
+        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         connection.scheduled = false;
         let mut more = false;
         if !connection.gone {
@@ -124,7 +126,7 @@ impl<P: Port> Core<P> {
             }
         }
         if connection.startup_frame.is_some() {
-            if !self.connections.push_startup_frame(&mut self.link, connection) {
+            if !self.connections.push_startup_frame(&mut self.link, &mut self.counters, connection) {
                 return true;
             }
             if let Phase::Running(_) = connection.phase
@@ -194,7 +196,8 @@ impl<P: Port> Core<P> {
                     open = self.serving().send_open(connection, open);
                 }
                 if let Some(open) = open {
-                    open.push(&self.link, &mut self.connections.records, &mut connection.tcp);
+                    let records = &mut self.connections.records;
+                    open.push(&self.link, records, &mut self.counters, &mut connection.tcp);
                 }
                 Pulled::Dry
             }

@@ -13,18 +13,20 @@ use uwarp_wire::address::IpAddress;
 
 impl<B: Buffer> Connections<B> {
     /// The handshake of a passive connection is done; its MPA Request may come.
-    pub(crate) fn await_request(&mut self, index: u32, connection: &mut Connection) {
+    pub(crate) fn await_request(&mut self, counters: &mut Counters, index: u32, connection: &mut Connection) {
+        // No listener counts a plain stream that was converted.
         let Some(id) = connection.phase.listener() else { return };
         self.opening.handshake_done(connection, id);
         let (table, listeners) = (&self.table, &mut self.opening.listeners);
-        let listener = listeners.get_mut(&connection.flow.local_port);
-        let (Some(handle), Some(listener)) = (table.reserved_handle(index), listener) else { return };
+        let Some(listener) = listeners.get_mut(&connection.flow.local_port) else {
+            return counters.cannot_be("a connection outlives its listener");
+        };
         let order = &mut listener.silent.order;
         // At most a backlog of connections is pending, so the amortised cost for each new one is small.
         if order.len() >= 2 * listener.backlog as usize {
             order.retain(|handle| table.resolve(*handle).and_then(|index| table.get(index)).is_some_and(is_silent));
         }
-        order.push_back(handle);
+        order.push_back(table.reserved_handle(index));
     }
 
     /// Whether a full listener makes room for a connection from `source`: the longest silent connection is evicted,
@@ -37,20 +39,19 @@ impl<B: Buffer> Connections<B> {
         port: u16,
         source: IpAddress,
     ) -> bool {
-        let Some(listener) = self.opening.listeners.get_mut(&port) else { return false };
+        let Connections { table, opening, ending, .. } = self;
+        let Some(listener) = opening.listeners.get_mut(&port) else { return false };
         if listener.silent.by_source.get(&source).is_some_and(|count| 2 * count >= listener.backlog) {
             return false;
         }
-        let table = &self.table;
         while let Some(handle) = listener.silent.order.pop_front() {
-            let index = table.resolve(handle);
-            if let Some(index) = index.filter(|index| table.get(*index).is_some_and(is_silent)) {
-                self.evict(link, counters, now, index);
-                if let Some(connection) = self.table.get_mut(index) {
-                    // Its place is another's from now on, although the connection ends only with the step.
-                    self.opening.leave_listener(connection);
-                    connection.phase.end();
-                }
+            let found = table.resolve_mut(handle).filter(|(_, connection)| is_silent(connection));
+            if let Some((index, connection)) = found {
+                evict(link, counters, now, connection);
+                ending.push((index, None));
+                // Its place is another's from now on, although the connection ends only with the step.
+                opening.leave_listener(connection);
+                connection.phase.end();
                 return true;
             }
         }
@@ -81,8 +82,9 @@ impl<B: Buffer> Connections<B> {
             self.watch(counters, config, now);
         }
         while let Some(handle) = self.pressure.condemned.pop() {
-            if let Some(index) = self.table.resolve(handle) {
-                return self.evict(link, counters, now, index);
+            if let Some((index, connection)) = self.table.resolve_mut(handle) {
+                evict(link, counters, now, connection);
+                return self.end(index);
             }
         }
     }
@@ -113,22 +115,16 @@ impl<B: Buffer> Connections<B> {
         pressure.condemned = slow.into_iter().map(|(_, handle)| handle).collect();
         pressure.watched_since = now;
         for (index, connection) in table.iter().filter(|(_, connection)| connection.tcp.records() > 0) {
-            let Some(handle) = table.reserved_handle(index) else {
-                counters.cannot_be("a connection has no place in the table");
-                continue;
-            };
+            let handle = table.reserved_handle(index);
             let (acknowledged, pushed) = (connection.tcp.octets_acknowledged(), connection.tcp.octets_pushed());
             pressure.watched.push(Watched { handle, acknowledged, pushed });
         }
     }
+}
 
-    /// Ends a connection whose resources others need.
-    fn evict<P: Port<Buffer = B>>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant, index: u32) {
-        if let Some(connection) = self.table.get_mut(index) {
-            counters.evicted += 1;
-            connection.ends_by(DisconnectReason::TimedOut);
-            connection.abort(link, counters, now);
-            self.end(index);
-        }
-    }
+/// Resets a connection whose resources others need.
+fn evict<P: Port>(link: &mut Link<P>, counters: &mut Counters, now: Instant, connection: &mut Connection) {
+    counters.evicted += 1;
+    connection.ends_by(DisconnectReason::TimedOut);
+    connection.abort(link, counters, now);
 }

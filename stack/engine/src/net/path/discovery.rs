@@ -75,6 +75,7 @@ impl Net {
         index: u32,
         connection: &mut Connection,
     ) {
+        // There are doubts, but perhaps about other connections.
         let Some(doubt) = self.paths.doubts.get(&index) else { return };
         let (mtu, timeouts) = (doubt.mtu, doubt.timeouts);
         if !connection.tcp.is_in_flight(doubt.sequence) {
@@ -110,11 +111,9 @@ impl Net {
         let Connections { table, ready, .. } = connections;
         let none = HashSet::with_hasher(*self.paths.unfitted.hasher());
         let unfitted = std::mem::replace(&mut self.paths.unfitted, none);
-        for index in table.indexes() {
+        for (index, connection) in table.iter_mut() {
             counters.connections_scanned += 1;
-            if let Some(connection) = table.get_mut(index)
-                && unfitted.contains(&connection.flow.remote)
-            {
+            if unfitted.contains(&connection.flow.remote) {
                 self.paths.fit(connection);
                 connection.schedule(ready, index);
             }

@@ -19,8 +19,10 @@ impl Rdma {
         while self.gathers.is_over_budget()
             && let Some((number, gather)) = self.gathers.order.pop_front()
         {
-            let Some(index) = self.gathering(connections, number, gather) else { continue };
-            let Some(connection) = connections.table.get_mut(index) else { continue };
+            let index = self.gathering(connections, number, gather);
+            // The order keeps the places of those that are complete now.
+            let found = index.and_then(|index| Some((index, connections.table.get_mut(index)?)));
+            let Some((index, connection)) = found else { continue };
             counters.evicted += 1;
             drop(self.gathers.resume(connection));
             connection.gather_number = 0;
