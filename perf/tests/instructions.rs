@@ -24,7 +24,10 @@ const OPTIMISED: [&str; 10] = [
 const SETTINGS: [&str; 4] = ["opt-level=3", "debug-assertions=false", "overflow-checks=false", "codegen-units=1"];
 /// How much more than the record is too much, in percent.
 const SLACK: u64 = 2;
-/// The same with another compiler than the record's.
+/// What is added to it for a poll: it contains a turn whose timers fire by the clock, and callgrind and other programs
+/// slow down everything but that. Runs on a busy machine differ by so much.
+const CLOCKED: [(&str, u64); 2] = [("poll", 3), ("ibv_poll_cq", 3)];
+/// [`SLACK`] with another compiler than the record's.
 const SLACK_OTHER_COMPILER: u64 = 10;
 /// What updates the record.
 const BLESS: &str = "UWARP_BLESS=1 cargo test -p uwarp-bench --test instructions";
@@ -77,8 +80,12 @@ fn build() -> String {
 /// The figures that are more than `slack` percent over the record, and those that one of the two lacks.
 fn exceeded(record: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>, slack: u64) -> Vec<String> {
     let names: std::collections::BTreeSet<&String> = record.keys().chain(now.keys()).collect();
+    let allowed = |name: &str| {
+        let clocked = CLOCKED.iter().find(|(clocked, _)| *clocked == name);
+        slack + clocked.map_or(0, |(_, more)| *more)
+    };
     let judge = |name: &String| match (record.get(name), now.get(name)) {
-        (Some(record), Some(now)) if now * 100 <= record * (100 + slack) => None,
+        (Some(record), Some(now)) if now * 100 <= record * (100 + allowed(name)) => None,
         (Some(record), Some(now)) => {
             let percent = 100.0 * (*now as f64 / *record as f64 - 1.0);
             Some(format!("{name}: {now} instructions, the record has {record} (+{percent:.1} %)"))
