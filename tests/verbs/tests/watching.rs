@@ -88,7 +88,7 @@ fn most_segments_of_ib_write_bw_take_the_short_ways() {
     let perftest = ["ib_write_bw", "-R", "-F", "-D", "600"];
     let server = host.serve_on(&perftest, &[18515]);
     let client = host.start(&[&perftest[..], &[ADDRESS]].concat());
-    let sent = watch(&client, |seen| seen.engines[0].fpdus_sent > 50_000).engines[0].hot_share_sent();
-    let received = watch(&server, |seen| seen.engines[0].fpdus_received > 50_000).engines[0].hot_share_received();
+    let sent = watch(&client, |seen| seen.engines[0].fpdus_sent > 200_000).engines[0].hot_share_sent();
+    let received = watch(&server, |seen| seen.engines[0].fpdus_received > 200_000).engines[0].hot_share_received();
     assert!(sent >= 0.95 && received >= 0.95, "sent {sent:.3}, received {received:.3}");
 }
