@@ -38,7 +38,7 @@ impl<P: Port> Link<P> {
     /// Answers a segment that belongs to no connection with a reset.
     #[cold]
     pub(crate) fn send_reset(&mut self, counters: &mut Counters, to_self: bool, frame: &TcpFrame, header: TcpHeader) {
-        // Nobody has such an address. The segment was counted by who asks for the reset.
+        // No host has such an address. The caller has counted the segment.
         if frame.flow.remote.is_unspecified() || frame.flow.remote.is_multicast() {
             return;
         }
