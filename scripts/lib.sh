@@ -36,7 +36,8 @@ need_rust() {
     command -v cargo >/dev/null || [ ! -r "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
     rust_is_recent "$wanted" && return
     candidate=$(rust_candidate)
-    if [ -z "$candidate" ] && is_root; then
+    # Lists may be there and old: a root that debootstrap has made knows the release, not its security updates.
+    if is_root && ! at_least "$wanted" "${candidate:-0}"; then
         apt_get update
         candidate=$(rust_candidate)
     fi
