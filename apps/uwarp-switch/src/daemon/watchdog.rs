@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
@@ -13,8 +13,13 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::device;
 
-/// How often it looks. A client that holds the thread up at two looks is cut off.
+/// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long every look may find the thread waiting for the same client before that is cut off. A busy machine starves
+/// honest clients for a while. One that lets the thread go on between two looks, by an octet now and then, gains
+/// nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The watchdog. Dropping it ends its thread.
 #[derive(Debug)]
@@ -31,19 +36,23 @@ impl Watchdog {
         let (list, directory) = (Arc::clone(&found), directory.to_owned());
         let body = move || {
             let mut server: Option<PathBuf> = None;
-            let mut before = None;
+            let mut held: Option<(i32, Instant)> = None;
             while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 // DPDK starts the thread with the first device. Version 24.11 ends it with the last one.
                 server = server.filter(|thread| is_server(thread)).or_else(find_server);
-                let now = server.as_deref().and_then(descriptor_in_use);
-                if now.is_some()
-                    && now == before
-                    && let Some((connection, path)) = now.and_then(|number| connection(number, &directory))
+                let Some(descriptor) = server.as_deref().and_then(descriptor_in_use) else {
+                    held = None;
+                    continue;
+                };
+                let since = held.filter(|(before, _)| *before == descriptor).map_or_else(Instant::now, |(_, since)| since);
+                held = Some((descriptor, since));
+                if since.elapsed() >= PATIENCE
+                    && let Some((connection, path)) = connection(descriptor, &directory)
                 {
                     let _ = shutdown(&connection, Shutdown::Both);
                     list.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+                    held = None;
                 }
-                before = now;
             }
         };
         std::thread::Builder::new().name("uwarp-watchdog".to_owned()).spawn(body).context("no thread to watch with")?;
