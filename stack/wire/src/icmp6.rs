@@ -139,7 +139,7 @@ impl<'a> Icmp6Message<'a> {
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::IcmpChecksum`], and [`WireError::Neighbour`] for a Neighbor Discovery
-    /// message with an option of length 0, a code that is not 0, or a multicast target (RFC 4861 §7.1).
+    /// message with an option of length 0, a code that is not 0, or a multicast or IPv4-mapped target (RFC 4861 §7.1).
     pub fn parse(octets: &'a [u8], source: IpAddress, destination: IpAddress) -> Result<Icmp6Message<'a>, WireError> {
         let (header, rest) = octets.split_first_chunk::<HEADER_LEN>().ok_or(WireError::Truncated)?;
         let pseudo = checksum::pseudo_header(source, destination, PROTOCOL, octets.len());
@@ -284,7 +284,8 @@ fn put_option(out: &mut [u8], kind: u8, value: [u8; 6]) {
 fn parse_neighbour<'a>(kind: u8, code: u8, header: &[u8; 8], rest: &[u8]) -> Result<Icmp6Message<'a>, WireError> {
     let (target, mut options) = rest.split_first_chunk::<16>().ok_or(WireError::Truncated)?;
     let target = Ipv6Addr::from(*target);
-    if code != 0 || target.is_multicast() {
+    // An IPv4-mapped one would name a neighbour of IPv4, whose answers are ARP's.
+    if code != 0 || target.is_multicast() || target.to_ipv4_mapped().is_some() {
         return Err(WireError::Neighbour);
     }
     let (mut source_mac, mut target_mac, mut nonce) = (None, None, None);

@@ -112,6 +112,10 @@ fn neighbour_messages_that_cannot_be_are_refused() {
         repair(&mut bad);
         assert_eq!(parse(&bad), Err(WireError::Neighbour), "octet {at}");
     }
+    let mut mapped = good.clone();
+    mapped[8..24].copy_from_slice(&std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets());
+    repair(&mut mapped);
+    assert_eq!(parse(&mapped), Err(WireError::Neighbour));
     let mut short = good[..20].to_vec();
     repair(&mut short);
     assert_eq!(parse(&short), Err(WireError::Truncated));
