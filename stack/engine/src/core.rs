@@ -101,6 +101,7 @@ impl<P: Port> Core<P> {
                 vlan: config.vlan.map(VlanTag),
                 is_up: true,
                 check_at: Instant::ZERO,
+                check_is_late: false,
                 handoff: channels.handoff,
                 loopback: VecDeque::new(),
                 scratch: Vec::with_capacity(70_000),

@@ -43,7 +43,8 @@ impl<P: Port> Core<P> {
             self.link.port.rx_burst(batch);
         }
         if now >= self.quiet_until {
-            self.collect_rare(self.link.passed_over || batch.is_full());
+            let has_work = !batch.is_empty() || !self.control.rung.is_empty();
+            self.collect_rare(has_work, self.link.passed_over || batch.is_full());
         }
         let waiting = batch.len()
             | self.control.rung.len()
@@ -54,9 +55,9 @@ impl<P: Port> Core<P> {
     }
 
     /// Looks for what is rare. Timers wait while the device may have more frames: if the engine was not turned for
-    /// long, the acknowledgments that disarm its timers are among them.
+    /// long, the acknowledgments that disarm its timers are among them. The link waits for frames and doorbells.
     #[inline(never)]
-    fn collect_rare(&mut self, may_have_more: bool) {
+    fn collect_rare(&mut self, has_work: bool, may_have_more: bool) {
         let now = self.now;
         if !self.net.announced {
             self.net.announced = true;
@@ -74,6 +75,7 @@ impl<P: Port> Core<P> {
             }
         }
         if now >= self.link.check_at
+            && !(has_work && self.link.put_check_off(now))
             && let Some(up) = self.link.check(now)
         {
             self.on_link(up);

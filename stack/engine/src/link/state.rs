@@ -2,14 +2,26 @@
 
 use uwarp_tcp::Instant;
 
-use super::LINK_INTERVAL;
+use super::{LINK_DELAY, LINK_INTERVAL};
 use crate::link::Link;
 use crate::link::port::{LinkState, Port};
 
 impl<P: Port> Link<P> {
+    /// Puts a check that is due off a little, since there is work and the link was up: after a long sleep, the check
+    /// would delay the first answer by microseconds. False if it was put off already.
+    pub(crate) fn put_check_off(&mut self, now: Instant) -> bool {
+        if self.check_is_late || !self.is_up {
+            return false;
+        }
+        self.check_is_late = true;
+        self.check_at = now + LINK_DELAY;
+        true
+    }
+
     /// Reads the link's state. Returns whether it is up, if that has changed.
     pub(crate) fn check(&mut self, now: Instant) -> Option<bool> {
         self.check_at = now + LINK_INTERVAL;
+        self.check_is_late = false;
         let up = self.port.link() == LinkState::Up;
         (std::mem::replace(&mut self.is_up, up) != up).then_some(up)
     }

@@ -283,8 +283,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const MOST_DESCRIPTORS: usize = 24;
 
 /// Lets the calling thread sleep, which turns these engines, until one of them has something to do, at most for
-/// `limit`; if a device announces nothing, at most for `nap`. Returns what ended the sleep; `None` if there was none,
-/// since an engine had something to do.
+/// `limit`; if a device announces nothing, at most for `nap`. Returns what ended a sleep that no frame followed; `None`
+/// if an engine moved frames at its end, or had something to do before.
 fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
     // First the wake-ups are enabled, then every engine turns once more. So whatever comes is seen now, or ends the
     // sleep.
@@ -303,10 +303,17 @@ fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
         }
     }
     let woken = (!busy && !limit.is_zero()).then(|| wait(seats, limit));
+    let mut moved = false;
     for seat in seats {
+        // What has come is answered first: to end the announcements takes microseconds that soon after a sleep.
+        if woken.is_some() {
+            let now = seat.clock.now();
+            let turned = seat.turn_at_helm(now);
+            moved |= turned.received > 0 || turned.transmitted > 0;
+        }
         seat.wake_up(woken);
     }
-    woken
+    woken.filter(|_| !moved)
 }
 
 /// Waits for what wakes any of these engines.
