@@ -253,8 +253,11 @@ impl<B: Buffer> Connections<B> {
             }
             if let Some((token, length)) = connection.tcp.unsent_tail()
                 && (length as usize) < most
-                && let Some(record) = self.records.get_mut(token)
             {
+                let Some(record) = self.records.get_mut(token) else {
+                    counters.cannot_be("TCP has a record whose buffer is gone");
+                    break false;
+                };
                 // The last record is still unsent: what was written meanwhile leaves in the same segment.
                 let (start, offload) = (link.payload_start, link.offload_tcp);
                 let added = grow(counters, record, start, most, &mut stream.send, offload);

@@ -127,7 +127,7 @@ impl<P: Port> Sending<'_, P> {
         }
         let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
         if element.flags.contains(SendFlags::INLINE) {
-            queue_pair.send.copy_inline_of(element, fpdu.payload());
+            queue_pair.send.copy_inline_of(element, fpdu.payload())?;
         } else {
             let (mut at, mut index) = (0, 0);
             while let Some(piece) = queue_pair.send.entry(element, index) {

@@ -243,14 +243,14 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Copies all inline data of the element that comes next.
+    /// Copies all inline data of the element that comes next, or is current. Its slots are posted as one.
     #[inline]
-    pub(crate) fn copy_inline_of(&self, element: &SendElement, out: &mut [u8]) {
+    pub(crate) fn copy_inline_of(&self, element: &SendElement, out: &mut [u8]) -> Result<(), AccessError> {
         for index in 0..element.slots() {
-            if let Some(slot) = self.ring.peek(self.begun + index) {
-                SendElement::copy_inline(slot, index, out);
-            }
+            let slot = self.ring.peek(self.begun + index).ok_or(AccessError::Bounds)?;
+            SendElement::copy_inline(slot, index, out);
         }
+        Ok(())
     }
 
     /// Copies octets from `offset` on of the current element's inline data. As [`SendQueue::gather`].
@@ -258,11 +258,7 @@ impl SendQueue {
         let current = self.current.ok_or(AccessError::Bounds)?;
         let mut whole = [0u8; crate::api::work::MAX_INLINE];
         let length = (current.element.length as usize).min(whole.len());
-        for index in 0..current.element.slots() {
-            if let Some(slot) = self.ring.peek(self.begun + index) {
-                SendElement::copy_inline(slot, index, &mut whole[..length]);
-            }
-        }
+        self.copy_inline_of(&current.element, &mut whole[..length])?;
         let from = (offset as usize).min(length);
         let part = out.len().min(length - from);
         out[..part].copy_from_slice(&whole[from..from + part]);
@@ -365,7 +361,7 @@ impl SendQueue {
         }
         let mut octets = [0; AtomicOperands::LEN + AtomicOperands::SINK_LEN];
         let octets = octets.get_mut(..element.length as usize)?;
-        self.copy_inline_of(element, octets);
+        self.copy_inline_of(element, octets).ok()?;
         let (operands, sink) = octets.split_first_chunk()?;
         let sink = match sink {
             [] => None,
@@ -382,7 +378,7 @@ impl SendQueue {
         }
         let mut octets = [0; crate::api::work::MAX_INLINE];
         let octets = octets.get_mut(..element.length as usize)?;
-        self.copy_inline_of(element, octets);
+        self.copy_inline_of(element, octets).ok()?;
         octets.last_chunk().map(|last| u64::from_le_bytes(*last))
     }
 

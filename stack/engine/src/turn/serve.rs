@@ -79,14 +79,14 @@ impl<P: Port> Core<P> {
 
     /// Serves a connection by the general code, which goes on with the record that a short way has begun.
     #[inline(never)]
-    fn serve_any(&mut self, turn: &Turn<'_>, index: u32, open: Option<Open<P::Buffer>>) {
+    fn serve_any(&mut self, turn: &Turn<'_>, index: u32, mut open: Option<Open<P::Buffer>>) {
         self.was_usual = false;
         let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         connection.scheduled = false;
         let mut more = false;
         if !connection.gone {
             let mut queue_pair = self.rdma.take(connection.queue_pair);
-            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut(), open);
+            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut(), &mut open);
             self.rdma.give(queue_pair);
             more |= self.transmit(index, &mut connection);
             if self.connections.ready.is_empty() {
@@ -94,13 +94,16 @@ impl<P: Port> Core<P> {
                 self.flush();
             }
         }
+        if open.is_some() {
+            self.counters.cannot_be("a record is begun on a connection that may not send");
+        }
         if more && !connection.gone {
             connection.schedule(&mut self.connections.ready, index);
         }
         self.put_back(connection);
     }
 
-    /// Hands TCP what there is to send. True: there is more.
+    /// Hands TCP what there is to send, the record in `open` first. True: there is more.
     #[inline]
     fn feed(
         &mut self,
@@ -108,7 +111,7 @@ impl<P: Port> Core<P> {
         index: u32,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
-        open: Option<Open<P::Buffer>>,
+        open: &mut Option<Open<P::Buffer>>,
     ) -> bool {
         let now = self.now;
         connection.quiet = false;
@@ -158,7 +161,7 @@ impl<P: Port> Core<P> {
             }
             running.limit = Limit::None;
         }
-        let pulled = self.pull(turn, connection, queue_pair, open);
+        let pulled = self.pull(turn, connection, queue_pair, open.take());
         if queue_pair.send.begun() > 0 {
             queue_pair.retire(&mut self.rdma.lanes, connection.tcp.octets_acknowledged());
         }
