@@ -38,7 +38,7 @@ need_rust() {
     candidate=$(rust_candidate)
     # Lists may be there and old: a root that debootstrap has made knows the release, not its security updates.
     if is_root && ! at_least "$wanted" "${candidate:-0}"; then
-        apt_get update
+        apt_get update || true
         candidate=$(rust_candidate)
     fi
     at_least "$wanted" "${candidate:-0}" ||
@@ -51,7 +51,7 @@ need_rust() {
 rust_is_recent() { # wanted
     command -v cargo >/dev/null && command -v rustc >/dev/null && at_least "$1" "$(rustc --version | awk '{print $2}')"
 }
-rust_candidate() { apt-cache policy rustc-web 2>/dev/null | sed -n 's/^ *Candidate: \([0-9.]*\).*/\1/p'; }
+rust_candidate() { apt-cache policy rustc-web 2>/dev/null | sed -n 's/^ *Candidate: \([0-9.]*\).*/\1/p' || true; }
 
 # What suite lint takes of the toolchain: one that was installed with rustup's minimal profile lacks it.
 need_lint() {

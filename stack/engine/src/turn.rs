@@ -55,7 +55,8 @@ impl<P: Port> Core<P> {
     }
 
     /// Looks for what is rare. Timers wait while the device may have more frames: if the engine was not turned for
-    /// long, the acknowledgments that disarm its timers are among them. The link waits for frames and doorbells.
+    /// long, the acknowledgments that disarm its timers are among them. The check of the
+    /// link makes way for frames and doorbells.
     #[inline(never)]
     fn collect_rare(&mut self, has_work: bool, may_have_more: bool) {
         let now = self.now;
@@ -339,6 +340,7 @@ impl<P: Port> Core<P> {
             }
         };
         consider(self.net.neighbours.deadline());
+        consider(self.link.check_is_late.then_some(self.link.check_at));
         consider(self.net.chores_at);
         consider(self.connections.time_wait.deadline());
         consider(self.rdma.sweep_at);

@@ -139,7 +139,8 @@ impl<'a> Icmp6Message<'a> {
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::IcmpChecksum`], and [`WireError::Neighbour`] for a Neighbor Discovery
-    /// message with an option of length 0, a code that is not 0, or a multicast or IPv4-mapped target (RFC 4861 §7.1).
+    /// message with an option of length 0, a code that is not 0, or a multicast target (RFC 4861 §7.1), or an
+    /// IPv4-mapped one.
     pub fn parse(octets: &'a [u8], source: IpAddress, destination: IpAddress) -> Result<Icmp6Message<'a>, WireError> {
         let (header, rest) = octets.split_first_chunk::<HEADER_LEN>().ok_or(WireError::Truncated)?;
         let pseudo = checksum::pseudo_header(source, destination, PROTOCOL, octets.len());

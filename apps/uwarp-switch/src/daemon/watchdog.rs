@@ -1,11 +1,12 @@
 //! Looks after the thread of DPDK that serves the devices' sockets. It waits for the rest of a message, and for room
 //! for an answer, as long as a client likes, and serves nobody meanwhile.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
@@ -16,10 +17,12 @@ use super::device;
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long every look may find the thread waiting for the same client before that is cut off. A busy machine starves
-/// honest clients for a while. One that lets the thread go on between two looks, by an octet now and then, gains
-/// nothing.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A client is cut off if so many of the last looks have found the thread waiting for it: after a second, since a busy
+/// machine starves honest clients for a while. Whoever lets the thread go on now and then, by an octet or for the sake
+/// of a second connection, gains nothing.
+const MOST_HELD: usize = 5;
+/// The looks that count.
+const LOOKS: usize = 16;
 
 /// The watchdog. Dropping it ends its thread.
 #[derive(Debug)]
@@ -36,22 +39,20 @@ impl Watchdog {
         let (list, directory) = (Arc::clone(&found), directory.to_owned());
         let body = move || {
             let mut server: Option<PathBuf> = None;
-            let mut held: Option<(i32, Instant)> = None;
+            let mut looks = VecDeque::<Option<PathBuf>>::new();
             while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 // DPDK starts the thread with the first device. Version 24.11 ends it with the last one.
                 server = server.filter(|thread| is_server(thread)).or_else(find_server);
-                let Some(descriptor) = server.as_deref().and_then(descriptor_in_use) else {
-                    held = None;
-                    continue;
-                };
-                let since = held.filter(|(before, _)| *before == descriptor).map_or_else(Instant::now, |(_, since)| since);
-                held = Some((descriptor, since));
-                if since.elapsed() >= PATIENCE
-                    && let Some((connection, path)) = connection(descriptor, &directory)
+                let held = server.as_deref().and_then(descriptor_in_use);
+                let held = held.and_then(|descriptor| connection(descriptor, &directory));
+                looks.truncate(LOOKS - 1);
+                looks.push_front(held.as_ref().map(|(_, path)| path.clone()));
+                if let Some((connection, path)) = held
+                    && looks.iter().flatten().filter(|seen| **seen == path).count() >= MOST_HELD
                 {
                     let _ = shutdown(&connection, Shutdown::Both);
+                    looks.retain(|seen| seen.as_ref() != Some(&path));
                     list.lock().unwrap_or_else(PoisonError::into_inner).push(path);
-                    held = None;
                 }
             }
         };

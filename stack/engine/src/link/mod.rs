@@ -24,7 +24,7 @@ pub(crate) mod transmit;
 pub(crate) const SHARE: usize = 4;
 /// How often the link's state is read.
 const LINK_INTERVAL: Duration = Duration::from_millis(10);
-/// How long that waits for work.
+/// How long a check that is due is put off if there is work.
 const LINK_DELAY: Duration = Duration::from_micros(100);
 
 /// The state of this room: the device, and what is between it and the engine.
@@ -37,7 +37,7 @@ pub(crate) struct Link<P: Port> {
     pub(crate) is_up: bool,
     /// When the link's state is read again.
     pub(crate) check_at: Instant,
-    /// It has waited for work once.
+    /// The check that is due was put off already.
     pub(crate) check_is_late: bool,
     /// The other engines of the context, if there are any.
     pub(crate) handoff: Option<Handoff>,

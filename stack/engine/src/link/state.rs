@@ -7,10 +7,11 @@ use crate::link::Link;
 use crate::link::port::{LinkState, Port};
 
 impl<P: Port> Link<P> {
-    /// Puts a check that is due off a little, since there is work and the link was up: after a long sleep, the check
-    /// would delay the first answer by microseconds. False if it was put off already.
+    /// Puts off a check that is due, once, since there is work: after a long sleep, the check would delay the first
+    /// answer by microseconds. False if it was put off already, the link was down, or the device has announced a
+    /// change.
     pub(crate) fn put_check_off(&mut self, now: Instant) -> bool {
-        if self.check_is_late || !self.is_up {
+        if self.check_is_late || !self.is_up || self.check_at == Instant::ZERO {
             return false;
         }
         self.check_is_late = true;

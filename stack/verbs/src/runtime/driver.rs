@@ -283,8 +283,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const MOST_DESCRIPTORS: usize = 24;
 
 /// Lets the calling thread sleep, which turns these engines, until one of them has something to do, at most for
-/// `limit`; if a device announces nothing, at most for `nap`. Returns what ended a sleep that no frame followed; `None`
-/// if an engine moved frames at its end, or had something to do before.
+/// `limit`; if a device announces nothing, at most for `nap`. Returns what ended the sleep; `None` if an engine had
+/// something to do before it or right after it, other than a timer that led to no frame.
 fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
     // First the wake-ups are enabled, then every engine turns once more. So whatever comes is seen now, or ends the
     // sleep.
@@ -303,17 +303,18 @@ fn sleep(seats: &mut [Seat], nap: Duration, limit: Duration) -> Option<Wakeup> {
         }
     }
     let woken = (!busy && !limit.is_zero()).then(|| wait(seats, limit));
-    let mut moved = false;
-    for seat in seats {
-        // What has come is answered first: to end the announcements takes microseconds that soon after a sleep.
-        if woken.is_some() {
+    if woken.is_some() {
+        // What has come is answered first: right after a sleep, ending the announcements takes microseconds.
+        for seat in seats.iter_mut() {
             let now = seat.clock.now();
             let turned = seat.turn_at_helm(now);
-            moved |= turned.received > 0 || turned.transmitted > 0;
+            busy |= turned.received > 0 || turned.transmitted > 0 || turned.busy && woken != Some(Wakeup::Timer);
         }
+    }
+    for seat in seats {
         seat.wake_up(woken);
     }
-    woken.filter(|_| !moved)
+    woken.filter(|_| !busy)
 }
 
 /// Waits for what wakes any of these engines.
