@@ -1,11 +1,15 @@
 //! perftest of Debian's package over rdma_cm: every tool, with the options that change how it uses the verbs.
 
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use uwarp_verbs_tests::{ADDRESS, Host};
 
 /// What a client of perftest 4.5 says, now and then, when it is rejected although its server listens.
 const REJECTED: &str = "Unexpected CM event bl blka 8";
+
+/// How long a tool may take. At 1 % loss, messages of up to 8 MiB one at a time take minutes.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A tool against itself, with the same arguments for both ends.
 #[track_caller]
@@ -14,7 +18,7 @@ fn measure(host: &Host, tool: &str, arguments: &[&str]) {
     let client: Vec<&str> = server.iter().copied().chain([ADDRESS]).collect();
     for attempt in 1..=2 {
         let server = host.serve(&server);
-        let ended = host.run(&client);
+        let ended = host.start(&client).wait_within(LIMIT);
         if attempt == 1 && ended.output.contains(REJECTED) {
             eprintln!("{client:?} was rejected, and is started again");
             continue;
