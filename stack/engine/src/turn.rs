@@ -340,7 +340,6 @@ impl<P: Port> Core<P> {
             }
         };
         consider(self.net.neighbours.deadline());
-        consider(self.link.check_is_late.then_some(self.link.check_at));
         consider(self.net.chores_at);
         consider(self.connections.time_wait.deadline());
         consider(self.rdma.sweep_at);
