@@ -55,8 +55,8 @@ impl<P: Port> Core<P> {
     }
 
     /// Looks for what is rare. Timers wait while the device may have more frames: if the engine was not turned for
-    /// long, the acknowledgments that disarm its timers are among them. The check of the
-    /// link makes way for frames and doorbells.
+    /// long, the acknowledgments that disarm its timers are among them. The check of the link makes way for frames and
+    /// doorbells.
     #[inline(never)]
     fn collect_rare(&mut self, has_work: bool, may_have_more: bool) {
         let now = self.now;

@@ -18,8 +18,8 @@ use super::device;
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// A client is cut off if so many of the last looks have found the thread waiting for it: after a second, since a busy
-/// machine starves honest clients for a while. Whoever lets the thread go on now and then, by an octet or for the sake
-/// of a second connection, gains nothing.
+/// machine starves honest clients for a while. A client that lets the thread go on now and then, or takes turns with a
+/// second one, is cut off too.
 const MOST_HELD: usize = 5;
 /// The looks that count.
 const LOOKS: usize = 16;
