@@ -205,7 +205,7 @@ impl Connection {
         self.sender.window.opened(acknowledgment);
         self.enter(StateEvent::ReceiveSynAck, Phase::Established);
         self.receiver.acks.owe();
-        self.syn_acknowledged(now, acknowledgment);
+        self.syn_acknowledged(now, header, acknowledgment);
         Received::event(payload_len, Events::ESTABLISHED | Events::SEND_SPACE)
     }
 
@@ -216,13 +216,19 @@ impl Connection {
         }
     }
 
-    /// Our SYN arrived: the first round-trip sample, if it was sent once.
-    fn syn_acknowledged(&mut self, now: Instant, acknowledgment: Position) {
+    /// Our SYN arrived: the first round-trip sample, if it was sent once, or if the timestamp shows that the peer
+    /// answers the last one. Without a sample, data starts with a time-out of 3 s.
+    fn syn_acknowledged(&mut self, now: Instant, header: &TcpHeader, acknowledgment: Position) {
         let mut delivered = Delivered::new();
         self.sender.queue.acknowledge(acknowledgment, &mut delivered);
         if delivered.ambiguous {
             if self.sender.rtt.backoff() > 0 {
-                self.sender.rtt.syn_was_lost();
+                match delivered.newest {
+                    Some((sent_at, ..)) if self.timestamps.answers(header, sent_at) => {
+                        self.sender.rtt.sample(now, now.nanos_since(sent_at), 1);
+                    }
+                    _ => self.sender.rtt.syn_was_lost(),
+                }
                 self.sender.congestion.syn_was_lost();
             }
         } else if let Some(sent_at) = delivered.oldest_sent {
@@ -266,7 +272,10 @@ impl Connection {
         }
         let (start, flags) = if crossing { (start + 1, flags.without(TcpFlags::SYN)) } else { (start, flags) };
         if crossing && !flags.contains(TcpFlags::ACK) && !flags.contains(TcpFlags::RST) {
-            // The peer has not seen our answer.
+            // The peer has not seen our answer. By the echo it learns which SYN that is for (RFC 7323 §4.3, rule 2).
+            if let Some(timestamps) = header.options.timestamps {
+                self.timestamps.note(timestamps.value, now);
+            }
             self.resend_syn();
             return Received::dropped(payload_len, DropReason::Duplicate);
         }
@@ -354,7 +363,13 @@ impl Connection {
         if flags.contains(TcpFlags::SYN) {
             return self.challenge_syn(now, payload_len);
         }
-        let reason = if end <= self.receiver.next() { DropReason::Duplicate } else { DropReason::OutsideWindow };
+        let next = self.receiver.next();
+        if start + 1 == next && end <= next && !matches!(self.phase, Phase::TimeWait { .. }) {
+            // A keep-alive probe of the peer (RFC 9293 §3.8.4) shows that it is alive. Each end may lose all answers to
+            // its own probes.
+            self.heard(now);
+        }
+        let reason = if end <= next { DropReason::Duplicate } else { DropReason::OutsideWindow };
         if reason == DropReason::Duplicate {
             self.receiver.note_duplicate(start, data_end);
         }
@@ -409,7 +424,7 @@ impl Connection {
         // RFC 9293 §3.10.7.4: SND.WND from this segment, the first with a scaled window.
         let window = self.options.offered_window(header.window, crossing);
         self.sender.window.update(self.receiver.next().near(header.sequence), acknowledgment, window);
-        self.syn_acknowledged(now, initial + 1);
+        self.syn_acknowledged(now, header, initial + 1);
         if crossing {
             self.receiver.acks.owe();
         }

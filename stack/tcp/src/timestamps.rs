@@ -91,6 +91,11 @@ impl TimestampState {
         self.known = true;
     }
 
+    /// Whether a segment answers the one sent at `sent_at`, and not one that was sent in another tick (RFC 7323 §4.1).
+    pub(crate) fn answers(&self, header: &TcpHeader, sent_at: Instant) -> bool {
+        header.options.timestamps.is_some_and(|received| self.enabled && received.echo == self.value(sent_at))
+    }
+
     /// Whether `echo` shows that the peer answers a segment sent before the one with `stamp`.
     #[inline]
     pub(crate) fn precedes(echo: u32, stamp: u32) -> bool {

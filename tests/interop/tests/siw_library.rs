@@ -20,10 +20,16 @@ const REFUSED: [&str; 3] = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE
 /// The address of programs on uwarp.
 const OWN: &str = "10.77.0.1";
 
-/// Whether a client of rping has said nothing but that. When all is done, it closes its event channel. The thread that
+/// Whether rping in the guest has said nothing but that. When all is done, it closes its event channel. The thread that
 /// waits there may find it closed, and end the process with an error before that ends without one.
 const DONE: &str = "{ grep -q \"rdma_get_cm_event: Bad file descriptor\" /tmp/out && \
-    ! grep -v -e \"rdma_get_cm_event: Bad file descriptor\" -e \"client DISCONNECT EVENT\" -e \"^$\" /tmp/out; }";
+    ! grep -v -e \"rdma_get_cm_event: Bad file descriptor\" -e \"client DISCONNECT EVENT\" \
+    -e \"server DISCONNECT EVENT\" -e \"wait for RDMA_READ_ADV state 10\" -e \"^$\" /tmp/out; }";
+
+/// The guest's shell command that runs a program, and succeeds if that does or is [`DONE`].
+fn in_guest(program: &str) -> String {
+    format!("timeout {} {program} >/tmp/out 2>&1 || {DONE}; s=$?; cat /tmp/out; exit $s", LIMIT.as_secs())
+}
 
 /// The guest at the other end of a link. It boots when a program on uwarp has opened the device: qemu waits for that.
 struct Bed<'a> {
@@ -59,7 +65,7 @@ impl<'a> Bed<'a> {
         let source = if address.contains(':') { format!("-I {GUEST6}") } else { String::new() };
         let ping = format!("until ping -c 1 -W 1 {source} {address}; do usleep 50000; done");
         let ping = format!("timeout {} sh -c '{ping}' >/dev/null 2>&1", LIMIT.as_secs());
-        let client = format!("timeout 100 {client} {address} >/tmp/out 2>&1 || {DONE}; s=$?; cat /tmp/out; exit $s");
+        let client = in_guest(&format!("{client} {address}"));
         for attempt in 1..=5 {
             let mut server = self.program(configuration, server);
             let mut server = server.stdout(Stdio::null()).spawn().expect("the program is installed");
@@ -93,7 +99,7 @@ impl<'a> Bed<'a> {
         let guest = self.guest.as_mut().expect("a server on uwarp was first");
         let listens = "timeout 60 sh -c 'until rdma resource show cm_id | grep -q LISTEN; do usleep 50000; done'";
         for attempt in 1..=5 {
-            let job = guest.start(&format!("exec timeout {} {server}", LIMIT.as_secs()));
+            let job = guest.start(&in_guest(server));
             guest.run(listens).success();
             let output = client.output().expect("the program is installed");
             let said =

@@ -10,7 +10,7 @@ use uwarp_engine::ports::decorated::FaultRates;
 use uwarp_engine::ports::middlebox::Recutting;
 use uwarp_engine::work::{CompletionOpcode, SendOpcode, Sge};
 use uwarp_memory::{Access, Registration};
-use uwarp_tcp::Instant;
+use uwarp_tcp::{Instant, KeepAlive};
 use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World, address6, middlebox, with_ipv6};
 use uwarp_testkit::sim::SimOptions;
 
@@ -43,6 +43,8 @@ pub struct Plan {
     pub ipv6: bool,
     /// TCP offers selective acknowledgments.
     pub sack: bool,
+    /// Nobody gives a stream up for want of answers within a minute.
+    pub patient: bool,
     /// The tag of all frames.
     pub vlan: Option<u16>,
     /// Sends and Writes complete when they are acknowledged.
@@ -75,6 +77,7 @@ impl Default for Plan {
             hot: true,
             ipv6: false,
             sack: true,
+            patient: false,
             vlan: None,
             complete_on_ack: false,
             outstanding: usize::MAX,
@@ -392,6 +395,11 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     for number in 0..2 {
         world.add(plan.host, |config| {
             (config.hot, config.vlan, config.tcp.sack) = (plan.hot, plan.vlan, plan.sack);
+            if plan.patient {
+                let minute = Duration::from_secs(60);
+                (config.tcp.user_timeout, config.iwarp.startup_timeout) = (Some(minute), minute);
+                config.tcp.keep_alive = config.tcp.keep_alive.map(|usual| KeepAlive { probes: 120, ..usual });
+            }
             if plan.ipv6 {
                 with_ipv6(number)(config);
             }

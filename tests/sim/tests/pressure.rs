@@ -22,6 +22,8 @@ fn short_of_buffers(streams: usize) -> Plan {
         octets: 8 << 10,
         longest: 8 << 10,
         source: 16 << 10,
+        // Of a thousand streams, some lose the same segment or all answers to probes several times.
+        patient: true,
         limit: Duration::from_secs(600),
         ..Plan::default()
     }
@@ -29,9 +31,11 @@ fn short_of_buffers(streams: usize) -> Plan {
 
 #[test]
 fn a_thousand_queue_pairs_share_a_tenth_of_the_buffers_at_five_percent_loss() {
-    match run(1, &short_of_buffers(1000)) {
-        Ok(tally) => println!("{tally:#?}"),
-        Err(error) => panic!("{error}"),
+    let seeds = if std::env::var("UWARP_LONG").is_ok_and(|long| long != "0") { 300 } else { 5 };
+    for seed in 1..=seeds {
+        if let Err(error) = run(seed, &short_of_buffers(1000)) {
+            panic!("{error}");
+        }
     }
 }
 
