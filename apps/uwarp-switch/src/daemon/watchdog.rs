@@ -18,11 +18,29 @@ use super::device;
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// A client is cut off if so many of the last looks have found the thread waiting for it: after a second, since a busy
-/// machine starves honest clients for a while. A client that lets the thread go on now and then, or takes turns with a
-/// second one, is cut off too.
+/// machine starves honest clients for a while.
 const MOST_HELD: usize = 5;
 /// The looks that count.
 const LOOKS: usize = 16;
+
+/// For which sockets the thread waited at the last looks.
+#[derive(Debug, Default)]
+struct Looks(VecDeque<Option<PathBuf>>);
+
+impl Looks {
+    /// Records a look, and gives whether the client of that socket is to be cut off. Its looks are forgotten then. A
+    /// client that lets the thread go on now and then, or takes turns with a second one, is cut off too.
+    fn condemn(&mut self, held: Option<&Path>) -> bool {
+        self.0.truncate(LOOKS - 1);
+        self.0.push_front(held.map(Path::to_owned));
+        let Some(path) = held else { return false };
+        let is_condemned = self.0.iter().flatten().filter(|seen| *seen == path).count() >= MOST_HELD;
+        if is_condemned {
+            self.0.retain(|seen| seen.as_deref() != Some(path));
+        }
+        is_condemned
+    }
+}
 
 /// The watchdog. Dropping it ends its thread.
 #[derive(Debug)]
@@ -39,19 +57,15 @@ impl Watchdog {
         let (list, directory) = (Arc::clone(&found), directory.to_owned());
         let body = move || {
             let mut server: Option<PathBuf> = None;
-            let mut looks = VecDeque::<Option<PathBuf>>::new();
+            let mut looks = Looks::default();
             while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 // DPDK starts the thread with the first device. Version 24.11 ends it with the last one.
                 server = server.filter(|thread| is_server(thread)).or_else(find_server);
                 let held = server.as_deref().and_then(descriptor_in_use);
                 let held = held.and_then(|descriptor| connection(descriptor, &directory));
-                looks.truncate(LOOKS - 1);
-                looks.push_front(held.as_ref().map(|(_, path)| path.clone()));
-                if let Some((connection, path)) = held
-                    && looks.iter().flatten().filter(|seen| **seen == path).count() >= MOST_HELD
-                {
+                let is_condemned = looks.condemn(held.as_ref().map(|(_, path)| path.as_path()));
+                if let (true, Some((connection, path))) = (is_condemned, held) {
                     let _ = shutdown(&connection, Shutdown::Both);
-                    looks.retain(|seen| seen.as_ref() != Some(&path));
                     list.lock().unwrap_or_else(PoisonError::into_inner).push(path);
                 }
             }
@@ -90,4 +104,30 @@ fn descriptor_in_use(thread: &Path) -> Option<i32> {
 fn connection(number: i32, directory: &Path) -> Option<(OwnedFd, PathBuf)> {
     let (connection, path) = device::socket_of(number)?;
     (path.parent() == Some(directory)).then_some((connection, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEVER: [usize; 0] = [];
+
+    /// At which of these looks, each by the letter of a client or a dash, one is cut off.
+    fn condemned(looks: &str) -> Vec<usize> {
+        let mut seen = Looks::default();
+        let mut held = looks.split("").filter(|letter| !letter.is_empty());
+        let paths = held.by_ref().map(|letter| (letter != "-").then(|| PathBuf::from(letter)));
+        paths.enumerate().filter_map(|(at, path)| seen.condemn(path.as_deref()).then_some(at)).collect()
+    }
+
+    #[test]
+    fn client_that_holds_the_thread_up_for_five_of_sixteen_looks_is_cut_off() {
+        assert_eq!(condemned("aaaa"), NEVER);
+        assert_eq!(condemned("aaaaa"), [4]);
+        assert_eq!(condemned("abababababab"), [8, 9], "they take turns");
+        assert_eq!(condemned("a---a---a---a--a"), [15], "it lets the thread go on now and then");
+        assert_eq!(condemned("a---a---a---a---a"), NEVER, "the first look no longer counts");
+        assert_eq!(condemned("a----a----a----a----a----a"), NEVER, "a busy machine starves honest clients for a while");
+        assert_eq!(condemned("aaaaaaaaaa"), [4, 9], "a new connection starts afresh");
+    }
 }
