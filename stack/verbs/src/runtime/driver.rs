@@ -115,6 +115,8 @@ pub(crate) struct Seat {
     turned_at: Instant,
     /// The completion queue by whose polling it did.
     polled: Option<CompletionQueueId>,
+    /// The application has not posted since its last poll that turned the engine.
+    answers: bool,
 }
 
 /// A seat, and what has to stay on the thread that built it, longer than the seat.
@@ -148,7 +150,8 @@ impl Seat {
         let caches = registration.as_mut().filter(|_| shared).and_then(uwarp_dpdk::ThreadRegistration::detach_caches);
         let turned_at = Instant::ZERO;
         let engine = Some(engine);
-        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, polled: None };
+        let (polled, answers) = (None, false);
+        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, polled, answers };
         Ok((seat, registration))
     }
 
@@ -219,6 +222,24 @@ impl Seat {
         }
         let most = if self.polled == Some(queue) { IDLE_TURNS } else { 1 };
         self.polled = Some(queue);
+        self.answers = true;
+        self.turn_guarded(most)
+    }
+
+    /// Rings a doorbell from a thread of the application, which holds the helm. The first post after a poll leaves at
+    /// once: it may be an answer that the peer waits for. Those behind it leave together, with the next poll.
+    fn post_for_application(&mut self, number: u32) -> bool {
+        let is_rung = self.ring_here(number);
+        if std::mem::take(&mut self.answers) && is_rung {
+            self.turn_guarded(1);
+        }
+        is_rung
+    }
+
+    /// Turns until there is something to do, `most` times at most, with the buffer caches of this seat and without being
+    /// cancelled.
+    #[inline]
+    fn turn_guarded(&mut self, most: u32) -> Turned {
         let caches = self.caches.take();
         uwarp_dpdk::without_cancellation(|| match caches {
             Some(mut caches) => {
@@ -275,7 +296,7 @@ impl Seat {
 }
 
 /// Turns in one poll of the application, at most, while there is nothing to do.
-const IDLE_TURNS: u32 = 4;
+const IDLE_TURNS: u32 = 8;
 /// Longest sleep of an engine whose device announces every frame: a safety net, and for devices that do not announce
 /// changes of their link.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
