@@ -10,7 +10,7 @@ use crate::{BiasedGuard, BiasedLock, Notifier};
 /// What turns an engine, in the hands of whoever holds the helm.
 ///
 /// The engine's thread holds it while it turns and while it sleeps in the device. A thread of the application takes it
-/// only if it is free ([`try_take`](Self::try_take)), for one turn, and never waits for it. The engine's thread gives
+/// only if it is free ([`try_take`](Self::try_take)), for a few turns, and never waits for it. The engine's thread gives
 /// it away while the application polls ([`stand_back`](Self::stand_back)), and sleeps for a bounded time. Who is about
 /// to wait for the engine calls the thread back ([`call`](Self::call)); commands fire the notifier themselves. Either
 /// the thread sees the call before it stands back, or the call wakes it.
@@ -30,7 +30,7 @@ pub type Held<'a, T> = BiasedGuard<'a, T>;
 
 impl<T> Helm<T> {
     /// Wakes an engine that sleeps: work was posted. A thread that stands back leaves it to the application's next
-    /// poll.
+    /// turn.
     pub const POSTED: u8 = 1;
     /// Wakes an engine that sleeps, and a thread that stands back.
     pub const CALLED: u8 = 2;
@@ -59,13 +59,13 @@ impl<T> Helm<T> {
         self.crew.lock_as_favourite()
     }
 
-    /// Waits for the helm. For the engine's thread: the others hold it for one turn.
+    /// Waits for the helm. For the engine's thread: the others hold it for a few turns.
     pub fn take(&self) -> Held<'_, T> {
         self.crew.lock_as_guest()
     }
 
-    /// Counts a poll of the application that wanted the helm, as one and as the frames that its turn moved: about the
-    /// microseconds that it took. An estimate: if two threads count at once, one count may be lost, which spares each
+    /// Counts a poll of the application that wanted the helm, as one, and the frames that a turn of the application
+    /// moved: about the microseconds that it took. An estimate: if two threads count at once, one count may be lost, which spares each
     /// poll an atomic addition.
     #[inline]
     pub fn count(&self, polled: u32) {

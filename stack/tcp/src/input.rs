@@ -25,6 +25,11 @@ impl Received {
     }
 }
 
+/// A round trip of the handshake is no sample from here on, ns: the peer may have answered an earlier SYN, or waited.
+const LONGEST_HANDSHAKE: u64 = 1_000_000_000;
+/// A peer that probes after such a silence, ns, finds the connection idle.
+const LONG_SILENCE: u64 = 1_000_000_000;
+
 impl Connection {
     /// Processes a segment of this connection.
     ///
@@ -217,18 +222,21 @@ impl Connection {
     }
 
     /// Our SYN arrived: the first round-trip sample, if it was sent once, or if the timestamp shows that the peer
-    /// answers the last one. Without a sample, data starts with a time-out of 3 s.
+    /// answers the last one. If it was lost and there is no sample, data starts with a time-out of 3 s.
     fn syn_acknowledged(&mut self, now: Instant, header: &TcpHeader, acknowledgment: Position) {
         let mut delivered = Delivered::new();
         self.sender.queue.acknowledge(acknowledgment, &mut delivered);
         if delivered.ambiguous {
-            if self.sender.rtt.backoff() > 0 {
-                match delivered.newest {
-                    Some((sent_at, ..)) if self.timestamps.answers(header, sent_at) => {
-                        self.sender.rtt.sample(now, now.nanos_since(sent_at), 1);
-                    }
-                    _ => self.sender.rtt.syn_was_lost(),
-                }
+            let was_lost = self.sender.rtt.backoff() > 0;
+            let last = delivered.newest.filter(|_| self.counters.segments_retransmitted > 0);
+            let answered = last.filter(|(sent_at, ..)| self.timestamps.answers(header, *sent_at));
+            let sample = answered.map(|(sent_at, ..)| now.nanos_since(sent_at));
+            match sample.filter(|sample| *sample < LONGEST_HANDSHAKE) {
+                Some(sample) => self.sender.rtt.sample(now, sample, 1),
+                None if was_lost => self.sender.rtt.syn_was_lost(),
+                None => {}
+            }
+            if was_lost {
                 self.sender.congestion.syn_was_lost();
             }
         } else if let Some(sent_at) = delivered.oldest_sent {
@@ -283,6 +291,7 @@ impl Connection {
         let data_end = start + payload_len;
         let end = data_end + flags.sequence_len();
         if !self.is_acceptable(start, end) {
+            self.look_for_probe(now, header, start, end);
             return self.unacceptable(now, flags, start, data_end, end, payload_len);
         }
         // Second: check the RST bit (RFC 5961 §3.2).
@@ -348,6 +357,29 @@ impl Connection {
         is_acceptable(self.receiver.next(), self.receiver.edge(), start, end)
     }
 
+    /// A keep-alive probe of the peer (RFC 9293 §3.8.4) shows that it is alive. Each end may lose all answers to its own
+    /// probes.
+    fn look_for_probe(&mut self, now: Instant, header: &TcpHeader, start: Position, end: Position) {
+        let next = self.receiver.next();
+        let acknowledgment = self.sender.queue.unacknowledged().near(header.acknowledgment);
+        let is_probe = start + 1 == next
+            && end <= next
+            && header.flags.contains(TcpFlags::ACK)
+            && !header.flags.intersects(TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST)
+            && acknowledgment >= self.sender.queue.unacknowledged()
+            && acknowledgment <= self.sender.queue.highest();
+        if !is_probe || matches!(self.phase, Phase::TimeWait { .. }) {
+            return;
+        }
+        let silence = now.nanos_since(self.liveness.last_received);
+        let is_idle = self.sender.queue.segments().is_empty() && self.timers.persist == Instant::NEVER;
+        if is_idle && silence >= LONG_SILENCE {
+            // Our own keep-alive would do it, and may never have a reason to probe.
+            self.release_idle_memory();
+        }
+        self.heard(now);
+    }
+
     fn unacceptable(
         &mut self,
         now: Instant,
@@ -363,13 +395,7 @@ impl Connection {
         if flags.contains(TcpFlags::SYN) {
             return self.challenge_syn(now, payload_len);
         }
-        let next = self.receiver.next();
-        if start + 1 == next && end <= next && !matches!(self.phase, Phase::TimeWait { .. }) {
-            // A keep-alive probe of the peer (RFC 9293 §3.8.4) shows that it is alive. Each end may lose all answers to
-            // its own probes.
-            self.heard(now);
-        }
-        let reason = if end <= next { DropReason::Duplicate } else { DropReason::OutsideWindow };
+        let reason = if end <= self.receiver.next() { DropReason::Duplicate } else { DropReason::OutsideWindow };
         if reason == DropReason::Duplicate {
             self.receiver.note_duplicate(start, data_end);
         }

@@ -115,8 +115,8 @@ mod tests {
     /// At which of these looks, each by the letter of a client or a dash, one is cut off.
     fn condemned(looks: &str) -> Vec<usize> {
         let mut seen = Looks::default();
-        let mut held = looks.split("").filter(|letter| !letter.is_empty());
-        let paths = held.by_ref().map(|letter| (letter != "-").then(|| PathBuf::from(letter)));
+        let held = looks.split("").filter(|letter| !letter.is_empty());
+        let paths = held.map(|letter| (letter != "-").then(|| PathBuf::from(letter)));
         paths.enumerate().filter_map(|(at, path)| seen.condemn(path.as_deref()).then_some(at)).collect()
     }
 

@@ -78,6 +78,7 @@ impl Builder {
                 }
             }
         }
+        sender.answer_at_once();
         Ok(())
     }
 }

@@ -71,17 +71,20 @@ pub(crate) unsafe extern "C" fn post_send(
             };
             let mut sender = pair.send.lock();
             let mut next = list;
+            let mut outcome = Ok(());
             while let Some(request) = next.as_ref() {
-                if let Err(errno) = post_one(&mut sender.half, request) {
+                outcome = post_one(&mut sender.half, request);
+                if outcome.is_err() {
                     if let Some(bad) = bad.as_mut() {
                         *bad = next;
                     }
-                    return Err(errno);
+                    break;
                 }
                 next = request.next;
             }
+            sender.half.answer_at_once();
+            outcome
         }
-        Ok(())
     })
 }
 

@@ -258,6 +258,12 @@ impl QueuePair {
         self.send.post_send(requests)
     }
 
+    /// Lets what was posted leave now, as [`SendHalf::answer_at_once`].
+    #[inline]
+    pub fn answer_at_once(&mut self) {
+        self.send.answer_at_once();
+    }
+
     /// Posts requests to the receive queue, as [`ReceiveHalf::post_receive`].
     #[inline]
     pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {

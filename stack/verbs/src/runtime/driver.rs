@@ -115,7 +115,7 @@ pub(crate) struct Seat {
     turned_at: Instant,
     /// The completion queue by whose polling it did.
     polled: Option<CompletionQueueId>,
-    /// The application has not posted since its last poll that turned the engine.
+    /// The application has not turned it for an answer since its last poll that did.
     answers: bool,
 }
 
@@ -226,14 +226,13 @@ impl Seat {
         self.turn_guarded(most)
     }
 
-    /// Rings a doorbell from a thread of the application, which holds the helm. The first post after a poll leaves at
-    /// once: it may be an answer that the peer waits for. Those behind it leave together, with the next poll.
-    fn post_for_application(&mut self, number: u32) -> bool {
-        let is_rung = self.ring_here(number);
-        if std::mem::take(&mut self.answers) && is_rung {
-            self.turn_guarded(1);
+    /// A turn by a thread of the application, which holds the helm and has posted, if it is the first time since it
+    /// polled: what it posted may be an answer that the peer waits for. What it posts next leaves with its next poll.
+    fn turn_for_answer(&mut self) -> Turned {
+        if !std::mem::take(&mut self.answers) || self.is_done() {
+            return Turned::default();
         }
-        is_rung
+        self.turn_guarded(1)
     }
 
     /// Turns until there is something to do, `most` times at most, with the buffer caches of this seat and without being

@@ -4,7 +4,7 @@ use super::QueuePairOptions;
 use crate::error::{PostError, PostErrorReason};
 use crate::rdma::request::{ReceiveRequest, SendLimits, SendRequest};
 use crate::runtime::context::Shared;
-use crate::runtime::driver::at_helm::{Helm, ring_for_application};
+use crate::runtime::driver::at_helm::{Helm, ring_for_application, turn_for_answer};
 use crate::runtime::driver::ring_inline;
 use crate::runtime::engine_handle::EngineHandle;
 use crate::runtime::lock::lock;
@@ -136,6 +136,16 @@ impl SendHalf {
             return Ok(1);
         }
         self.post_any(requests)
+    }
+
+    /// Lets what was posted leave now, if the calling thread polls all the time and thereby turns the engine
+    /// (`engine.poll-turns`): what follows a poll first may be an answer that the peer waits for. Without this call, and
+    /// if it is called again before the next poll, that poll lets everything leave together.
+    #[inline]
+    pub fn answer_at_once(&mut self) {
+        if let Some(helm) = self.bell.as_ref().and_then(|bell| bell.helm.as_ref()).filter(|_| self.threaded) {
+            turn_for_answer(helm);
+        }
     }
 
     #[inline(never)]

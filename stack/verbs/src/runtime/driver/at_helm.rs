@@ -47,11 +47,22 @@ pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_
 }
 
 /// Rings a queue pair's doorbell without an atomic operation, if the calling thread is the one that turns the engine
-/// all the time. The first post behind a poll turns the engine itself. The next poll answers the others; if there is
-/// none, the engine's thread does when it comes back.
+/// all the time. Its next poll answers, or [`turn_for_answer`]; if there is none, the engine's thread does when it comes
+/// back.
 #[inline]
 pub(crate) fn ring_for_application(helm: &Helm, number: u32) -> bool {
-    helm.take_as_usual().is_some_and(|mut held| held.as_mut().is_some_and(|seat| seat.post_for_application(number)))
+    helm.take_as_usual().is_some_and(|mut held| held.as_mut().is_some_and(|seat| seat.ring_here(number)))
+}
+
+/// A turn behind a post, if the calling thread is the one that turns the engine all the time, and has not had one since
+/// its last poll.
+#[inline]
+pub(crate) fn turn_for_answer(helm: &Helm) {
+    let Some(mut held) = helm.take_as_usual() else { return };
+    let Some(seat) = &mut *held else { return };
+    let turned = seat.turn_for_answer();
+    drop(held);
+    helm.count((turned.received + turned.transmitted) as u32);
 }
 
 /// Turns until the engine is shut down or fails: the body of an engine thread. While the application polls the thread
