@@ -10,10 +10,10 @@ use crate::{BiasedGuard, BiasedLock, Notifier};
 /// What turns an engine, in the hands of whoever holds the helm.
 ///
 /// The engine's thread holds it while it turns and while it sleeps in the device. A thread of the application takes it
-/// only if it is free ([`try_take`](Self::try_take)), for a few turns, and never waits for it. The engine's thread gives
-/// it away while the application polls ([`stand_back`](Self::stand_back)), and sleeps for a bounded time. Who is about
-/// to wait for the engine calls the thread back ([`call`](Self::call)); commands fire the notifier themselves. Either
-/// the thread sees the call before it stands back, or the call wakes it.
+/// only if it is free ([`try_take`](Self::try_take)), for a few turns, and never waits for it. The engine's thread
+/// gives it away while the application polls ([`stand_back`](Self::stand_back)), and sleeps for a bounded time. Who is
+/// about to wait for the engine calls the thread back ([`call`](Self::call)); commands fire the notifier themselves.
+/// Either the thread sees the call before it stands back, or the call wakes it.
 pub struct Helm<T> {
     /// The application's thread that polls is its favourite.
     crew: BiasedLock<T>,
@@ -65,8 +65,8 @@ impl<T> Helm<T> {
     }
 
     /// Counts a poll of the application that wanted the helm, as one, and the frames that a turn of the application
-    /// moved: about the microseconds that it took. An estimate: if two threads count at once, one count may be lost, which spares each
-    /// poll an atomic addition.
+    /// moved: about the microseconds that it took. An estimate: if two threads count at once, one count may be lost,
+    /// which spares each poll an atomic addition.
     #[inline]
     pub fn count(&self, polled: u32) {
         self.polled.store(self.polled.load(Relaxed).wrapping_add(polled), Relaxed);

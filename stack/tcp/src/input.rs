@@ -357,8 +357,8 @@ impl Connection {
         is_acceptable(self.receiver.next(), self.receiver.edge(), start, end)
     }
 
-    /// A keep-alive probe of the peer (RFC 9293 §3.8.4) shows that it is alive. Each end may lose all answers to its own
-    /// probes.
+    /// A keep-alive probe of the peer (RFC 9293 §3.8.4) shows that it is alive. Each end may lose all answers to its
+    /// own probes.
     fn look_for_probe(&mut self, now: Instant, header: &TcpHeader, start: Position, end: Position) {
         let next = self.receiver.next();
         let acknowledgment = self.sender.queue.unacknowledged().near(header.acknowledgment);

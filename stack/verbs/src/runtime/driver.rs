@@ -235,8 +235,8 @@ impl Seat {
         self.turn_guarded(1)
     }
 
-    /// Turns until there is something to do, `most` times at most, with the buffer caches of this seat and without being
-    /// cancelled.
+    /// Turns until there is something to do, `most` times at most, with the buffer caches of this seat and without
+    /// being cancelled.
     #[inline]
     fn turn_guarded(&mut self, most: u32) -> Turned {
         let caches = self.caches.take();

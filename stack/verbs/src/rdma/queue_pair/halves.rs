@@ -139,8 +139,8 @@ impl SendHalf {
     }
 
     /// Lets what was posted leave now, if the calling thread polls all the time and thereby turns the engine
-    /// (`engine.poll-turns`): what follows a poll first may be an answer that the peer waits for. Without this call, and
-    /// if it is called again before the next poll, that poll lets everything leave together.
+    /// (`engine.poll-turns`): what follows a poll first may be an answer that the peer waits for. Without this call,
+    /// and if it is called again before the next poll, that poll lets everything leave together.
     #[inline]
     pub fn answer_at_once(&mut self) {
         if let Some(helm) = self.bell.as_ref().and_then(|bell| bell.helm.as_ref()).filter(|_| self.threaded) {

@@ -14,8 +14,8 @@ pub(crate) type Helm = uwarp_ring::Helm<Option<Seat>>;
 /// The application polls if it counts one in this time, while the thread turns: a poll in vain takes less. A program
 /// that polls memory, and the queue in between, counts less.
 const POLL_TIME: Duration = Duration::from_micros(1);
-/// The same while the application turns. A poll in vain takes up to eight turns, of less than a microsecond each. A poll
-/// counts as much as the frames it moves, which take less than that.
+/// The same while the application turns. A poll in vain takes up to eight turns, of less than a microsecond each. A
+/// poll counts as much as the frames it moves, which take less than that.
 const TURN_TIME: Duration = Duration::from_micros(8);
 /// How long the application has to have polled before the thread stands back.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -47,8 +47,8 @@ pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_
 }
 
 /// Rings a queue pair's doorbell without an atomic operation, if the calling thread is the one that turns the engine
-/// all the time. Its next poll answers, or [`turn_for_answer`]; if there is none, the engine's thread does when it comes
-/// back.
+/// all the time. Its next poll answers, or [`turn_for_answer`]; if there is none, the engine's thread does when it
+/// comes back.
 #[inline]
 pub(crate) fn ring_for_application(helm: &Helm, number: u32) -> bool {
     helm.take_as_usual().is_some_and(|mut held| held.as_mut().is_some_and(|seat| seat.ring_here(number)))

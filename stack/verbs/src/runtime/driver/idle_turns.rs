@@ -170,7 +170,8 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
     for id in (0..100).step_by(3) {
         let all = [id, id + 1, id + 2];
         there.queue_pair.post_receive(&all.map(|id| ReceiveRequest::new(id, &[]))).unwrap();
-        // A thread that polls all the time is the one that may turn the engine when it posts. Who looks at turns is not.
+        // A thread that polls all the time is the one that may turn the engine when it posts. Who looks at turns is
+        // not.
         let deadline = Instant::now() + LONG;
         while here.context.shared().engines[0].helm().take_as_usual().is_none() {
             assert!(Instant::now() < deadline, "the polling thread is not the favourite");
