@@ -156,14 +156,20 @@ fn siw_opens_streams_as_it_can_and_says_so_where_it_cannot() {
     assert_ne!(refused.status, 0, "{refused:?}");
     server.end();
     check_silence(&capture);
-    assert!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.marker_flag == 1") > 0, "the answer wants markers");
+    // Of a start-up frame that a middlebox cuts, tshark dissects nothing.
+    let is_dissected = !uwarp_middlebox::is_skipped("start-up frames are not looked for in captures");
+    if is_dissected {
+        assert!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.marker_flag == 1") > 0, "the answer wants markers");
+    }
     let rping = guest.start("rping -s");
     let output = link.client(&["-C", "1", "--markers"]).args(pcap).output().expect("the tool runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("rejects the connection"), "{text}");
     check_silence(&capture);
-    assert_eq!(count(&capture, "iwarp_mpa.req && iwarp_mpa.marker_flag == 1"), 1);
-    assert_eq!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.rej_flag == 1"), 1);
+    if is_dissected {
+        assert_eq!(count(&capture, "iwarp_mpa.req && iwarp_mpa.marker_flag == 1"), 1);
+        assert_eq!(count(&capture, "iwarp_mpa.rep && iwarp_mpa.rej_flag == 1"), 1);
+    }
     // rping ignores a rejection by the kernel and continues to wait.
     guest.run("killall rping").success();
     assert_ne!(guest.finish(rping).status, 0);

@@ -627,7 +627,9 @@ impl Growth {
         // A request for more must acknowledge the earlier responses, which occupy their slots until then.
         reader.ask(now, den, number, stag);
         self.first = Some(next);
-        self.pause = (self.pause * 5 / 4).min(Duration::from_millis(9));
+        // At this pace the target's time-out stays half as long again as the delay. A slow target takes tens of
+        // milliseconds to send the whole flight.
+        self.pause = (self.pause * 5 / 4).min(Duration::from_millis(60));
         self.next = Some(now + self.pause);
         Err(self.next)
     }
