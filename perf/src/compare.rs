@@ -324,7 +324,7 @@ impl Operations {
             if parts.is_over() {
                 return Ok(());
             }
-            let each = self.bench.in_process("write-stream", queue_pairs, parts.cpus.0)?;
+            let each = self.bench.in_process("write-stream", queue_pairs, &[parts.cpus.0], &[])?;
             parts.add(&[(key("Write in process, bursts of 32", queue_pairs), each)])?;
         }
         Ok(())

@@ -71,6 +71,10 @@ pub struct Options {
     /// MTU of the link
     #[arg(long, default_value_t = 1500)]
     pub mtu: u16,
+    /// With write-ping-pong: both queue pairs are on one engine with a thread of its own, and this thread only posts
+    /// and looks at memory, as ib_write_lat does (wants two CPUs)
+    #[arg(long)]
+    pub engine_thread: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -143,7 +147,9 @@ impl End {
 
 fn config(address: &str, options: &Options) -> anyhow::Result<Config> {
     let mut config = Config::without_device(address)?;
-    config.engine.mode = EngineMode::Inline;
+    if !options.engine_thread {
+        config.engine.mode = EngineMode::Inline;
+    }
     config.limits.queue_pairs = config.limits.queue_pairs.max(options.qps);
     config.limits.completion_depth = config.limits.completion_depth.max(options.qps * COMPLETIONS);
     config.mtu = options.mtu;
@@ -157,6 +163,8 @@ fn contexts(options: &Options) -> anyhow::Result<(Context, Context)> {
 /// Two ends on this thread, without queue pairs, and the listener of the second one.
 pub fn ends(options: &Options) -> anyhow::Result<(End, End, Listener)> {
     let (here, there) = contexts(options)?;
+    // One engine reaches its own address without a device.
+    let there = if options.engine_thread { here.clone() } else { there };
     let (here, there) = (End::new(here, options)?, End::new(there, options)?);
     let listener = there.context.listen(PORT, ListenOptions::default())?;
     Ok((here, there, listener))
@@ -222,6 +230,10 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
         "--size must be a multiple of 8: a message ends with its number"
     );
     ensure!(options.qps >= 1, "--qps must be at least 1");
+    ensure!(
+        !options.engine_thread || options.work == Work::WritePingPong,
+        "--engine-thread is for write-ping-pong: the other kinds of work turn the engines themselves"
+    );
     if options.work == Work::Forward {
         let started = Instant::now();
         ensure!(uwarp_switch::measure::forward(options.iterations, options.size).is_some(), "the switch loses frames");

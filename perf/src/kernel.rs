@@ -189,6 +189,7 @@ impl Namespaces {
         let ends = [Namespace::new("bench")?, Namespace::new("bench")?];
         let addresses = [SERVER_ADDRESS, CLIENT_ADDRESS].map(|address| format!("{address}/24"));
         for namespace in &ends {
+            namespace.ip(&["link", "set", "lo", "up"])?;
             // Some kernels default to BBR, which paces; the comparison is with a bulk flow without loss.
             let set = || std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno");
             namespace.inside(set)?.context("the congestion control of a network namespace cannot be set")?;

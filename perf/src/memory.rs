@@ -41,7 +41,15 @@ fn resident() -> anyhow::Result<u64> {
 /// Measures and prints.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let qps = FIRST + options.qps;
-    let shared = in_process::Options { work: Work::IdleTurn, size: 64, iterations: 0, qps, mtu: 1500, json: false };
+    let shared = in_process::Options {
+        work: Work::IdleTurn,
+        size: 64,
+        iterations: 0,
+        qps,
+        mtu: 1500,
+        engine_thread: false,
+        json: false,
+    };
     let (mut here, mut there, mut listener) = in_process::ends(&shared)?;
     let depth = (options.depth, options.depth);
     in_process::connect((&mut here, &mut there, &mut listener), FIRST, depth)?;

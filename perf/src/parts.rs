@@ -61,6 +61,14 @@ pub mod names {
     pub const IB_WRITE_BW: &str = "ib_write_bw";
     /// libfabric on uwarp's libraries.
     pub const LIBFABRIC_VERBS: &str = "libfabric verbs;ofi_rxm";
+    /// A Write and one back within one process, which turns the engines itself.
+    pub const IN_PROCESS: &str = "Write and back in process";
+    /// The same with an engine that has a thread of its own: the program spins on memory, as `ib_write_lat` does.
+    pub const IN_PROCESS_THREAD: &str = "Write and back in process, engine thread";
+    /// tgt and `iscsi-perf` on uwarp's libraries.
+    pub const ISER: &str = "iSER";
+    /// The same over the kernel's TCP.
+    pub const ISCSI: &str = "iSCSI, kernel TCP";
 }
 
 /// A round of measurements.

@@ -113,12 +113,14 @@ impl UwarpBench {
         std::env::current_exe().map(Self).context("cannot find this program's own file")
     }
 
-    /// Nanoseconds of one operation of `in-process WORK` of 64 octets over so many queue pairs, on a CPU.
-    pub fn in_process(&self, work: &str, queue_pairs: u32, cpu: usize) -> anyhow::Result<f64> {
+    /// Nanoseconds of one operation of `in-process WORK` of 64 octets over so many queue pairs, on some CPUs.
+    pub fn in_process(&self, work: &str, queue_pairs: u32, cpus: &[usize], more: &[&str]) -> anyhow::Result<f64> {
+        let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
         let output = Command::new("taskset")
-            .args(["-c", &cpu.to_string()])
+            .args(["-c", &cpus.join(",")])
             .arg(&self.0)
             .args(["in-process", work, "--json", "--iterations", IN_PROCESS, "--qps", &queue_pairs.to_string()])
+            .args(more)
             .stdin(Stdio::null())
             .output()?;
         ensure!(

@@ -136,6 +136,8 @@ pub enum Quantity {
     Bandwidth,
     /// 10^6 messages per second.
     Rate,
+    /// 10^3 reads of a disk per second.
+    Iops,
     /// Nanoseconds for each operation.
     Cost,
     /// CPU time of the client in microseconds for each MiB.
@@ -154,6 +156,7 @@ impl Quantity {
             Self::LatencyMean => "mean",
             Self::Bandwidth => "bandwidth",
             Self::Rate => "rate",
+            Self::Iops => "IOPS",
             Self::Cost => "cost",
             Self::ClientCpu => "client's CPU",
             Self::ServerCpu => "server's CPU",
@@ -165,6 +168,7 @@ impl Quantity {
             Self::LatencyP50 | Self::LatencyP99 | Self::LatencyP999 | Self::LatencyMean | Self::Cost => "ns",
             Self::Bandwidth => "Gbit/s",
             Self::Rate => "M/s",
+            Self::Iops => "k/s",
             Self::ClientCpu | Self::ServerCpu => "µs/MiB",
         }
     }

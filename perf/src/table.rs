@@ -158,7 +158,7 @@ pub fn ratios(run: &Run) -> Vec<Row> {
 
 /// What is divided by what: the quantity and the size are those of both.
 fn same_quantity(raw: Option<&'static str>) -> Vec<(&'static str, &'static str, Quantity, u64)> {
-    use Quantity::{Bandwidth, LatencyMean, LatencyP50};
+    use Quantity::{Bandwidth, ClientCpu, Cost, Iops, LatencyMean, LatencyP50, ServerCpu};
     let of_raw = raw.into_iter().flat_map(|raw| [WRITE, SEND, READ].map(|what| (what, raw, LatencyP50, 64)));
     of_raw
         .chain([
@@ -187,7 +187,15 @@ fn same_quantity(raw: Option<&'static str>) -> Vec<(&'static str, &'static str, 
             (LIBFABRIC_VERBS, LIBFABRIC_RXM, LatencyMean, 64),
             (LIBFABRIC_VERBS, UCX_TAG, LatencyMean, 64),
             (LIBFABRIC_VERBS, KERNEL_SPINNING, LatencyMean, 64),
+            (IN_PROCESS_THREAD, IN_PROCESS, Cost, 64),
+            (ISER, ISCSI, Iops, 4 << 10),
+            (ISER, ISCSI, Bandwidth, 256 << 10),
         ])
+        .chain(
+            [4 << 10, 256 << 10]
+                .into_iter()
+                .flat_map(|size| [ClientCpu, ServerCpu].map(|cpu| (ISER, ISCSI, cpu, size))),
+        )
         .collect()
 }
 

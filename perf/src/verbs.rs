@@ -8,15 +8,16 @@ use anyhow::{bail, ensure};
 use clap::Args;
 
 use crate::compare::Common;
+use crate::foreign::iscsi::{self, Load, Transport};
 use crate::foreign::perftest::{self, DropIn};
 use crate::foreign::{self, Place, iterations, libfabric, ucx};
 use crate::kernel::{Namespaces, Test};
 use crate::parts::Parts;
 use crate::parts::names::*;
-use crate::programs::UwarpPerf;
-use crate::record::{About, Figures, Quantity, Run};
+use crate::programs::{UwarpBench, UwarpPerf};
+use crate::record::{About, Figures, Key, Quantity, Run};
 
-/// Rounds and length of a part if the command line has none: nine rounds take about five minutes.
+/// Rounds and length of a part if the command line has none: nine rounds take about eight minutes.
 const ROUNDS: u32 = 9;
 const DURATION: Duration = Duration::from_millis(300);
 /// CPUs for `ib_write_lat`, which polls memory at both ends beside two engine threads.
@@ -38,7 +39,7 @@ pub struct Options {
 /// A library or a program is missing, one of uwarp's own tools fails, or the run is interrupted.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let common = &options.common;
-    let perf = UwarpPerf::find()?;
+    let (perf, bench) = (UwarpPerf::find()?, UwarpBench::find()?);
     let mut about = About::here();
     let libraries = match &options.libraries {
         Some(folder) => folder.clone(),
@@ -51,12 +52,17 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     );
     // Programs start in a folder of their own.
     let libraries = libraries.canonicalize()?;
-    let missing: Vec<String> =
-        [(IB_SEND_LAT, perftest::PACKAGE), (libfabric::PROGRAM, libfabric::PACKAGE), (ucx::PROGRAM, ucx::PACKAGE)]
-            .into_iter()
-            .map(|(program, package)| foreign::find(program, package, common.install))
-            .filter_map(|found| found.map(Result::err).transpose())
-            .collect::<anyhow::Result<_>>()?;
+    let missing: Vec<String> = [
+        (IB_SEND_LAT, perftest::PACKAGE),
+        (libfabric::PROGRAM, libfabric::PACKAGE),
+        (ucx::PROGRAM, ucx::PACKAGE),
+        (iscsi::TARGET, iscsi::TARGET_PACKAGE),
+        (iscsi::PROGRAM, iscsi::PACKAGE),
+    ]
+    .into_iter()
+    .map(|(program, package)| foreign::find(program, package, common.install))
+    .filter_map(|found| found.map(Result::err).transpose())
+    .collect::<anyhow::Result<_>>()?;
     if !missing.is_empty() {
         bail!("{}", missing.join("; "));
     }
@@ -80,6 +86,13 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         eprintln!("round {round} of {rounds}");
         let mut parts = Parts::new(&mut figures, round, common.pair(), duration);
         measure(&mut parts, &perf, &place, &drop_in, with_write_latency)?;
+        for (what, cpus, more) in [
+            (IN_PROCESS, &[common.pair().0][..], &[][..]),
+            (IN_PROCESS_THREAD, &[common.pair().0, common.pair().1], &["--engine-thread"]),
+        ] {
+            let each = bench.in_process("write-ping-pong", 1, cpus, more)?;
+            parts.add(&[(Key::new(what, Quantity::Cost, 64), each)])?;
+        }
     }
     about.rounds = format!("rounds: {rounds}, parts of {} ms", duration.as_millis());
     let devices = [(DEVICE.to_owned(), figures)].into();
@@ -119,5 +132,19 @@ fn measure(
     parts.libfabric(place, LIBFABRIC_VERBS, "verbs;ofi_rxm", 64, adapt)?;
     parts.libfabric(place, LIBFABRIC_RXM, "tcp;ofi_rxm", 64, |end, _| end)?;
     parts.ucx_latency(place, UCX_TAG, "tag_lat", 64)?;
-    parts.kernel(place.namespaces, Test::SpinningLatency, 64)
+    parts.kernel(place.namespaces, Test::SpinningLatency, 64)?;
+    for (size, depth, random, quantity) in
+        [(4 << 10, 32, true, Quantity::Iops), (256 << 10, 8, false, Quantity::Bandwidth)]
+    {
+        for (what, transport) in [(ISER, Transport::Iser), (ISCSI, Transport::KernelTcp)] {
+            let quantities = [quantity, Quantity::ClientCpu, Quantity::ServerCpu];
+            parts.attempt(what, size, &quantities, |duration| {
+                let load = Load { size, depth, random };
+                let outcome = iscsi::read(place, drop_in, transport, load, duration)?;
+                let main = if quantity == Quantity::Iops { outcome.kiops } else { outcome.gbit_per_s };
+                Ok(vec![main, outcome.client_cpu, outcome.server_cpu])
+            })?;
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Programs of others to compare with, from Debian's packages: a server and a client in two network namespaces.
 
+pub mod iscsi;
 pub mod libfabric;
 pub mod perftest;
 pub mod ucx;
@@ -168,10 +169,7 @@ impl Place<'_> {
     /// Either fails, or does not end.
     pub fn pair(&self, server: &End, client: &End, ready: Ready<'_>) -> anyhow::Result<String> {
         if let Ready::File(path) = ready {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
-            }
+            remove(path)?;
         }
         let mut server = server.start(self.namespaces, 0, self.cpus.0, self.folder)?;
         server.wait_until("listened", |process| match ready {
@@ -181,6 +179,14 @@ impl Place<'_> {
         let printed = client.start(self.namespaces, 1, self.cpus.1, self.folder)?.wait()?;
         server.wait()?;
         Ok(printed)
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -46,6 +46,14 @@ impl DropIn {
             .with("UWARP_CONFIG", self.configurations[side].display().to_string())
     }
 
+    /// Removes what an earlier server has left of the device.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn remove_socket(&self) -> std::io::Result<()> {
+        super::remove(&self.socket)
+    }
+
     /// Runs one of perftest's tools at both ends; what the client printed.
     fn run(&self, place: &Place<'_>, tool: &str, size: u64, count: u64) -> anyhow::Result<String> {
         let (size, count) = (size.to_string(), count.to_string());

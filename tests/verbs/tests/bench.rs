@@ -39,6 +39,10 @@ fn every_part_of_the_comparison_is_measured() {
         "libfabric tcp;ofi_rxm",
         "UCX tag",
         "kernel TCP, spinning",
+        "Write and back in process",
+        "Write and back in process, engine thread",
+        "iSER",
+        "iSCSI, kernel TCP",
     ]);
     let processors = available_parallelism().map_or(1, usize::from);
     if processors >= 4 {
@@ -53,4 +57,5 @@ fn every_part_of_the_comparison_is_measured() {
     }
     let page = std::fs::read_to_string(&html).expect("the page");
     assert!(page.contains("ib_send_lat of Send, 64 B: p50"), "{page}");
+    assert!(page.contains("iSER of iSCSI, kernel TCP, 256 KiB: bandwidth"), "{page}");
 }
