@@ -360,20 +360,20 @@ fn frames_that_the_device_has_no_room_for_when_the_faults_change_leave_all_the_s
 
 #[test]
 fn a_frame_given_alone_arrives_behind_those_of_a_queue_and_comes_back_if_there_is_no_room() {
-    let (mut near, mut far) = LoopPort::pair(LoopOptions { queue: 3, ..LoopOptions::default() });
-    let mut frames = numbered(&mut near, 0..4);
-    let (last, next) = (frames.pop_back().expect("four"), frames.pop_back().expect("four"));
-    assert_eq!(near.tx_burst(&mut frames), 2);
+    let (mut near, mut far) = LoopPort::pair(LoopOptions { queue: 4, ..LoopOptions::default() });
+    let mut frames = numbered(&mut near, 0..5);
+    let (last, next) = (frames.pop_back().expect("five"), frames.pop_back().expect("five"));
+    assert_eq!(near.tx_burst(&mut frames), 3);
     assert!(near.tx_one(next).is_ok());
     let last = near.tx_one(last).expect_err("the line is full");
-    assert_eq!(numbers_received(&mut far), [0, 1, 2]);
+    assert_eq!(numbers_received(&mut far), [0, 1, 2, 3]);
     // With faults all frames go by the queue.
     let mut near = Decorated::new(near);
     near.set_faults(Some(FaultRates::default()));
     let last = near.tx_one(last).expect_err("there are faults");
     near.set_faults(None);
     assert!(near.tx_one(last).is_ok());
-    assert_eq!(numbers_received(&mut far), [3]);
+    assert_eq!(numbers_received(&mut far), [4]);
 }
 
 /// Sleeps until the port has a frame. One that nobody announces is a failure.

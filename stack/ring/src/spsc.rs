@@ -45,18 +45,32 @@ impl<T> Shared<T> {
     }
 }
 
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        if !std::mem::needs_drop::<T>() {
+            return;
+        }
+        let (mut head, tail) = (self.head.load(Acquire), self.tail.load(Acquire));
+        while head != tail {
+            // SAFETY: published and not taken, so initialised; both ends are gone, so nobody else touches it.
+            self.cell(head).with_mut(|cell| unsafe { (*cell).assume_init_drop() });
+            head = head.wrapping_add(1);
+        }
+    }
+}
+
 /// Creates a ring of at least `capacity` elements (rounded up to a power of two, at least 1) and returns its two ends.
 ///
-/// Elements are plain values: dropping a ring drops none of the elements in it.
+/// Elements that are still in it are dropped with its last end.
 ///
 /// # Panics
 /// If `capacity` is above 2^31.
-pub fn ring<T: Copy + Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+pub fn ring<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     ring_from(capacity, 0)
 }
 
 /// A ring whose cursors begin at `start`.
-fn ring_from<T: Copy + Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
+fn ring_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity <= 1 << 31, "a ring of {capacity} elements");
     let capacity = capacity.max(1).next_power_of_two();
     let shared = Arc::new(Shared {
@@ -77,14 +91,14 @@ fn ring_from<T: Copy + Send>(capacity: usize, start: usize) -> (Producer<T>, Con
 /// fn shared<T: Sync>(_: T) {}
 /// shared(uwarp_ring::ring::<u64>(1).0);
 /// ```
-pub struct Producer<T: Copy + Send> {
+pub struct Producer<T: Send> {
     shared: Arc<Shared<T>>,
     tail: usize,
     known_head: usize,
     one_thread: PhantomData<Cell<()>>,
 }
 
-impl<T: Copy + Send> Producer<T> {
+impl<T: Send> Producer<T> {
     /// The number of elements that the ring holds when full: a power of two.
     #[inline]
     pub fn capacity(&self) -> usize {
@@ -125,16 +139,6 @@ impl<T: Copy + Send> Producer<T> {
         Ok(())
     }
 
-    /// Reserves room for `count` elements, to be written one by one and published together; `None` if there is too
-    /// little.
-    #[inline]
-    pub fn reserve(&mut self, count: usize) -> Option<Reservation<'_, T>> {
-        if self.known_free() < count && self.free() < count {
-            return None;
-        }
-        Some(Reservation { next: self.tail, end: self.tail.wrapping_add(count), producer: self })
-    }
-
     /// Whether the consumer has been dropped: further elements will not be read.
     #[inline]
     pub fn is_closed(&self) -> bool {
@@ -150,13 +154,25 @@ impl<T: Copy + Send> Producer<T> {
     }
 }
 
-impl<T: Copy + Send> Drop for Producer<T> {
+impl<T: Copy + Send> Producer<T> {
+    /// Reserves room for `count` elements, to be written one by one and published together; `None` if there is too
+    /// little.
+    #[inline]
+    pub fn reserve(&mut self, count: usize) -> Option<Reservation<'_, T>> {
+        if self.known_free() < count && self.free() < count {
+            return None;
+        }
+        Some(Reservation { next: self.tail, end: self.tail.wrapping_add(count), producer: self })
+    }
+}
+
+impl<T: Send> Drop for Producer<T> {
     fn drop(&mut self) {
         self.shared.producer_gone.store(true, Release);
     }
 }
 
-impl<T: Copy + Send> fmt::Debug for Producer<T> {
+impl<T: Send> fmt::Debug for Producer<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Producer")
@@ -210,14 +226,14 @@ impl<T: Copy + Send> Reservation<'_, T> {
 /// fn shared<T: Sync>(_: T) {}
 /// shared(uwarp_ring::ring::<u64>(1).1);
 /// ```
-pub struct Consumer<T: Copy + Send> {
+pub struct Consumer<T: Send> {
     shared: Arc<Shared<T>>,
     head: usize,
     known_tail: usize,
     one_thread: PhantomData<Cell<()>>,
 }
 
-impl<T: Copy + Send> Consumer<T> {
+impl<T: Send> Consumer<T> {
     /// The number of elements that the ring holds when full: a power of two.
     #[inline]
     pub fn capacity(&self) -> usize {
@@ -246,6 +262,48 @@ impl<T: Copy + Send> Consumer<T> {
         (index < self.known()).then(|| self.get(self.head.wrapping_add(index)))
     }
 
+    /// Takes the oldest element, reading the producer's cursor if necessary.
+    #[inline]
+    pub fn pop(&mut self) -> Option<T> {
+        if self.known() == 0 && self.available() == 0 {
+            return None;
+        }
+        // SAFETY: `head` is a published cell, see `get`. It passes the cell right away, so the element is read once.
+        let element = self.shared.cell(self.head).with(|cell| unsafe { (*cell).assume_init_read() });
+        self.advance(1);
+        Some(element)
+    }
+
+    /// A view of the cursors for other threads.
+    pub fn gauge(&self) -> Gauge<T> {
+        Gauge { shared: self.shared.clone() }
+    }
+
+    /// Whether the producer has been dropped. If so, [`available`](Self::available) counts everything ever published.
+    /// Call this first, then look for elements, to know that no more will come.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.shared.producer_gone.load(Acquire)
+    }
+
+    /// Gives the oldest `count` cells to the producer: at most the known ones.
+    #[inline(always)]
+    fn advance(&mut self, count: usize) {
+        self.head = self.head.wrapping_add(count);
+        self.shared.head.store(self.head, Release);
+    }
+
+    /// Reads the cell of a cursor within `head..known_tail`.
+    #[inline(always)]
+    fn get(&self, cursor: usize) -> &T {
+        // SAFETY: the callers stay within the published cells: initialised before the release store of `tail` that
+        // our acquire load saw, and not written again until `head` passes them. `head` moves by `&mut self` only, so
+        // the reference, which borrows `self`, ends before that.
+        self.shared.cell(cursor).with(|cell| unsafe { (*cell).assume_init_ref() })
+    }
+}
+
+impl<T: Copy + Send> Consumer<T> {
     /// Releases the oldest `count` elements, whose room the producer may use again.
     ///
     /// # Panics
@@ -253,19 +311,7 @@ impl<T: Copy + Send> Consumer<T> {
     #[inline(always)]
     pub fn release(&mut self, count: usize) {
         assert!(count <= self.known(), "released more elements than there are");
-        self.head = self.head.wrapping_add(count);
-        self.shared.head.store(self.head, Release);
-    }
-
-    /// Takes the oldest element, reading the producer's cursor if necessary.
-    #[inline]
-    pub fn pop(&mut self) -> Option<T> {
-        if self.known() == 0 && self.available() == 0 {
-            return None;
-        }
-        let element = *self.get(self.head);
-        self.release(1);
-        Some(element)
+        self.advance(count);
     }
 
     /// Takes the oldest elements, as many as there are and fit into `out`, and returns their number.
@@ -302,42 +348,21 @@ impl<T: Copy + Send> Consumer<T> {
         first
     }
 
-    /// A view of the cursors for other threads.
-    pub fn gauge(&self) -> Gauge<T> {
-        Gauge { shared: self.shared.clone() }
-    }
-
     /// Writes the cell of a cursor within `head..known_tail`.
     fn put(&mut self, cursor: usize, element: T) {
         // SAFETY: the callers stay within the published cells, which are the consumer's: the producer does not touch
         // them until `head` passes them. `self` is borrowed exclusively, so no reference of `get` is alive.
         self.shared.cell(cursor).with_mut(|cell| unsafe { (*cell).write(element) });
     }
-
-    /// Whether the producer has been dropped. If so, [`available`](Self::available) counts everything ever published.
-    /// Call this first, then look for elements, to know that no more will come.
-    #[inline]
-    pub fn is_closed(&self) -> bool {
-        self.shared.producer_gone.load(Acquire)
-    }
-
-    /// Reads the cell of a cursor within `head..known_tail`.
-    #[inline(always)]
-    fn get(&self, cursor: usize) -> &T {
-        // SAFETY: the callers stay within the published cells: initialised before the release store of `tail` that
-        // our acquire load saw, and not written again until `head` passes them. `head` moves by `&mut self` only, so
-        // the reference, which borrows `self`, ends before that.
-        self.shared.cell(cursor).with(|cell| unsafe { (*cell).assume_init_ref() })
-    }
 }
 
-impl<T: Copy + Send> Drop for Consumer<T> {
+impl<T: Send> Drop for Consumer<T> {
     fn drop(&mut self) {
         self.shared.consumer_gone.store(true, Release);
     }
 }
 
-impl<T: Copy + Send> fmt::Debug for Consumer<T> {
+impl<T: Send> fmt::Debug for Consumer<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("Consumer")
@@ -349,11 +374,11 @@ impl<T: Copy + Send> fmt::Debug for Consumer<T> {
 }
 
 /// A view of a ring's cursors, for threads that own neither end.
-pub struct Gauge<T: Copy + Send> {
+pub struct Gauge<T: Send> {
     shared: Arc<Shared<T>>,
 }
 
-impl<T: Copy + Send> Gauge<T> {
+impl<T: Send> Gauge<T> {
     /// How many elements have been published so far, modulo 2^64.
     pub fn published(&self) -> usize {
         self.shared.tail.load(Acquire)
@@ -372,13 +397,13 @@ impl<T: Copy + Send> Gauge<T> {
     }
 }
 
-impl<T: Copy + Send> Clone for Gauge<T> {
+impl<T: Send> Clone for Gauge<T> {
     fn clone(&self) -> Self {
         Gauge { shared: self.shared.clone() }
     }
 }
 
-impl<T: Copy + Send> fmt::Debug for Gauge<T> {
+impl<T: Send> fmt::Debug for Gauge<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Gauge").field("published", &self.published()).finish_non_exhaustive()
     }

@@ -5,8 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossbeam::queue::ArrayQueue;
-use uwarp_ring::Notifier;
+use uwarp_ring::{Consumer, Notifier, Producer};
 
 use super::heap::{HeapBuffer, HeapPool, capabilities};
 use crate::link::port::{
@@ -20,7 +19,7 @@ pub struct LoopOptions {
     pub mtu: u16,
     /// Buffers in each side's pool.
     pub buffers: usize,
-    /// Most frames in flight in one direction.
+    /// Most frames in flight in one direction, rounded up to a power of two.
     pub queue: usize,
     /// Compute and check checksums as over a real wire. Without it, both sides claim checksum offload.
     pub checksums: bool,
@@ -32,10 +31,9 @@ impl Default for LoopOptions {
     }
 }
 
-/// What goes in one direction.
+/// What both sides know of one direction, beside the frames.
 #[derive(Debug)]
 struct Line {
-    frames: ArrayQueue<HeapBuffer>,
     /// Wakes the receiver; none if the process has no descriptors left, so the receiver has to look now and then.
     wake: Option<Notifier>,
     /// The sender is gone.
@@ -43,9 +41,8 @@ struct Line {
 }
 
 impl Line {
-    fn new(frames: usize) -> Arc<Line> {
-        let frames = ArrayQueue::new(frames.max(1));
-        Arc::new(Line { frames, wake: Notifier::new().ok(), closed: AtomicBool::new(false) })
+    fn new() -> Arc<Line> {
+        Arc::new(Line { wake: Notifier::new().ok(), closed: AtomicBool::new(false) })
     }
 
     #[inline]
@@ -60,7 +57,9 @@ impl Line {
 #[derive(Debug)]
 pub struct LoopPort {
     pool: HeapPool,
+    sent: Producer<HeapBuffer>,
     outgoing: Arc<Line>,
+    arriving: Consumer<HeapBuffer>,
     incoming: Arc<Line>,
     capabilities: Capabilities,
     checksums: bool,
@@ -69,28 +68,33 @@ pub struct LoopPort {
 impl LoopPort {
     /// Two connected ports, with hardware addresses 02:00:00:00:00:01 and 02:00:00:00:00:02.
     pub fn pair(options: LoopOptions) -> (LoopPort, LoopPort) {
-        let (forth, back) = (Line::new(options.queue), Line::new(options.queue));
-        let side = |last: u8, outgoing: &Arc<Line>, incoming: &Arc<Line>| {
+        let (forth, back) = (Line::new(), Line::new());
+        let (sent_forth, arriving_forth) = uwarp_ring::ring(options.queue);
+        let (sent_back, arriving_back) = uwarp_ring::ring(options.queue);
+        let side = |last: u8, (sent, outgoing): (_, &Arc<Line>), (arriving, incoming): (_, &Arc<Line>)| {
             let capabilities = capabilities([2, 0, 0, 0, 0, last], options.mtu, !options.checksums);
             LoopPort {
                 pool: HeapPool::new(options.buffers, capabilities.data_room, capabilities.headroom),
+                sent,
                 outgoing: Arc::clone(outgoing),
+                arriving,
                 incoming: Arc::clone(incoming),
                 capabilities,
                 checksums: options.checksums,
             }
         };
-        (side(1, &forth, &back), side(2, &back, &forth))
+        let first = side(1, (sent_forth, &forth), (arriving_back, &back));
+        (first, side(2, (sent_back, &back), (arriving_forth, &forth)))
     }
 
     /// Puts a frame on the line, as the other side will see it. Gives it back if the line is full.
     #[inline(always)]
-    fn give(&self, mut frame: HeapBuffer) -> Result<(), HeapBuffer> {
+    fn give(&mut self, mut frame: HeapBuffer) -> Result<(), HeapBuffer> {
         if !self.checksums {
             let good = ReceivedChecksums { ip: ChecksumStatus::Good, tcp: ChecksumStatus::Good };
             frame.set_received_checksums(good);
         }
-        self.outgoing.frames.push(frame)
+        self.sent.push(frame)
     }
 }
 
@@ -106,8 +110,7 @@ impl Port for LoopPort {
     fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
         let before = batch.len();
         while !batch.is_full()
-            && !self.incoming.frames.is_empty()
-            && let Some(frame) = self.incoming.frames.pop()
+            && let Some(frame) = self.arriving.pop()
         {
             batch.push(frame);
         }

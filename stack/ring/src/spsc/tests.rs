@@ -27,6 +27,24 @@ fn full_ring_gives_the_element_back() {
 }
 
 #[test]
+fn what_is_left_in_a_ring_is_dropped_once_with_its_last_end() {
+    let element = std::sync::Arc::new(());
+    for start in [0, usize::MAX - 1] {
+        let (mut producer, mut consumer) = ring_from(4, start);
+        for _ in 0..4 {
+            producer.push(element.clone()).unwrap();
+        }
+        assert!(producer.push(element.clone()).is_err());
+        drop(consumer.pop());
+        assert_eq!(std::sync::Arc::strong_count(&element), 4);
+        drop(producer);
+        assert_eq!(std::sync::Arc::strong_count(&element), 4);
+        drop((consumer.pop(), consumer));
+        assert_eq!(std::sync::Arc::strong_count(&element), 1);
+    }
+}
+
+#[test]
 fn elements_stay_until_they_are_released() {
     let (mut producer, mut consumer) = ring(4);
     for element in 0..4 {
