@@ -158,6 +158,8 @@ impl<B: Buffer> Connections<B> {
         stats.internal_faults += self.records.faults() + self.held.faults() + self.flows.faults();
         stats.internal_faults += self.time_wait.faults();
         stats.buffers_held = (self.held.len() + self.records.len()) as u64;
+        // The next record uses it as well as one of the pool.
+        stats.pools.transmit_free += self.records.spares() as u32;
         stats.flows = (self.flows.len() + self.time_wait.len()) as u64;
         stats.connection_octets = all().map(|connection| connection.memory() as u64).sum();
         // Counted anew, independently of the count for the budget.

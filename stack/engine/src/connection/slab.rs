@@ -215,6 +215,8 @@ impl<T> Slab<T> {
 pub(crate) struct BufferStore<B> {
     buffers: Vec<Option<B>>,
     free: Vec<u32>,
+    /// The place of a buffer that was discarded and kept.
+    spare: Option<u32>,
     /// TCP has named buffers that were not there.
     faults: Faults,
 }
@@ -222,12 +224,17 @@ pub(crate) struct BufferStore<B> {
 impl<B> BufferStore<B> {
     pub(crate) fn with_capacity(capacity: usize) -> BufferStore<B> {
         let (buffers, free) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
-        BufferStore { buffers, free, faults: Faults::default() }
+        BufferStore { buffers, free, spare: None, faults: Faults::default() }
     }
 
-    /// Buffers in the store.
+    /// Buffers in the store that TCP holds.
     pub(crate) fn len(&self) -> usize {
-        self.buffers.len() - self.free.len()
+        self.buffers.len() - self.free.len() - self.spares()
+    }
+
+    /// Buffers that are kept for [`BufferStore::place_kept`]: one at most.
+    pub(crate) fn spares(&self) -> usize {
+        usize::from(self.spare.is_some())
     }
 
     pub(crate) fn faults(&self) -> u64 {
@@ -250,6 +257,16 @@ impl<B> BufferStore<B> {
     pub(crate) fn place(&mut self, buffer: B) -> (BufferToken, &mut B) {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
         (BufferToken(index), self.buffers[index as usize].insert(buffer))
+    }
+
+    /// The buffer that was kept, or else a fresh one, where it stays.
+    #[inline(always)]
+    pub(crate) fn place_kept(&mut self, fresh: impl FnOnce() -> Option<B>) -> Option<(BufferToken, &mut B)> {
+        let token = match self.spare.take() {
+            Some(index) => BufferToken(index),
+            None => self.insert(fresh()?),
+        };
+        Some((token, self.get_mut(token)?))
     }
 
     /// One more place; gives its number.
@@ -279,24 +296,31 @@ impl<B> BufferStore<B> {
         self.buffers.get_mut(token.0 as usize)?.as_mut()
     }
 
-    /// Drops a buffer where it is; returns what `look` saw of it. `None` cannot be, and is counted.
+    /// Drops a buffer where it is; returns what `look` saw of it. `None` cannot be, and is counted. If `look` says that
+    /// nobody else uses the buffer, and no other is kept, it stays there instead, for [`BufferStore::place_kept`]: that
+    /// takes less than the way to the pool and back.
     #[inline(always)]
-    pub(crate) fn discard<T>(&mut self, token: BufferToken, look: impl FnOnce(&B) -> T) -> Option<T> {
+    pub(crate) fn discard<T>(&mut self, token: BufferToken, look: impl FnOnce(&B) -> (T, bool)) -> Option<T> {
         let place = self.buffers.get_mut(token.0 as usize);
-        let Some(place @ Some(_)) = place else {
+        let (Some(place @ Some(_)), true) = (place, self.spare != Some(token.0)) else {
             self.faults.note("TCP drops a buffer that is gone");
             return None;
         };
-        let seen = place.as_ref().map(look);
-        *place = None;
-        self.free.push(token.0);
-        seen
+        let (seen, is_free) = place.as_ref().map(look)?;
+        if is_free && self.spare.is_none() {
+            self.spare = Some(token.0);
+        } else {
+            *place = None;
+            self.free.push(token.0);
+        }
+        Some(seen)
     }
 
     /// Takes a buffer out. `None` cannot be, and is counted.
     #[inline]
     pub(crate) fn remove(&mut self, token: BufferToken) -> Option<B> {
-        let buffer = self.buffers.get_mut(token.0 as usize).and_then(Option::take);
+        let place = self.buffers.get_mut(token.0 as usize).filter(|_| self.spare != Some(token.0));
+        let buffer = place.and_then(Option::take);
         match buffer {
             Some(_) => self.free.push(token.0),
             None => self.faults.note("TCP names a buffer that is gone"),
@@ -362,8 +386,34 @@ mod tests {
         assert_eq!(store.next_token(), foretold);
         assert_eq!(store.get_mut(other), Some(&mut 2));
         assert_eq!(store.len(), 1);
-        assert_eq!(store.discard(other, |value| *value), Some(2));
+        assert_eq!(store.discard(other, |value| (*value, false)), Some(2));
         assert_eq!((store.len(), store.next_token(), store.faults()), (0, other, 0));
+    }
+
+    #[test]
+    fn one_buffer_that_nobody_else_uses_is_kept() {
+        let mut store = BufferStore::with_capacity(2);
+        let (first, second) = (store.insert(1), store.insert(2));
+        assert_eq!(store.discard(first, |value| (*value, true)), Some(1));
+        assert_eq!(store.discard(second, |value| (*value, true)), Some(2));
+        assert_eq!((store.len(), store.spares(), store.next_token()), (0, 1, second));
+        let fresh = || panic!("there is one");
+        assert_eq!(store.place_kept(fresh), Some((first, &mut 1)));
+        assert_eq!((store.len(), store.spares()), (1, 0));
+        assert_eq!(store.place_kept(|| None), None);
+        assert_eq!(store.place_kept(|| Some(3)), Some((second, &mut 3)));
+        assert_eq!((store.len(), store.remove(first), store.remove(second)), (2, Some(1), Some(3)));
+    }
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "a buffer that is gone"))]
+    fn a_buffer_that_is_kept_is_gone() {
+        let mut store = BufferStore::with_capacity(1);
+        let token = store.insert(1);
+        assert_eq!(store.discard(token, |_| ((), true)), Some(()));
+        assert_eq!(store.remove(token), None);
+        assert_eq!(store.discard(token, |_| ((), true)), None);
+        assert_eq!((store.len(), store.spares(), store.faults()), (0, 1, 2));
     }
 
     #[test]
@@ -373,7 +423,7 @@ mod tests {
         let token = store.insert(1);
         assert_eq!(store.remove(token), Some(1));
         assert_eq!(store.remove(token), None);
-        assert_eq!(store.discard(token, |_| ()), None);
+        assert_eq!(store.discard(token, |_| ((), true)), None);
         assert_eq!((store.len(), store.faults()), (0, 2));
     }
 }

@@ -369,9 +369,9 @@ impl<P: Port> Serving<'_, P> {
         if !is_short || !self.link.has_share(connection.tcp.records()) {
             return false;
         }
-        let Some(buffer) = self.link.alloc() else { return false };
         // It is built where it stays: a buffer that is passed on is copied.
-        let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
+        let fresh = || self.link.alloc().map(|buffer| Record { buffer, length: 0, sum: 0 });
+        let Some((token, record)) = self.connections.records.place_kept(fresh) else { return false };
         let start = self.link.payload_start;
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
         let (headroom, room) = storage.unwrap_or_default();
