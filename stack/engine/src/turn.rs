@@ -205,11 +205,10 @@ impl<P: Port> Core<P> {
     #[inline(always)]
     fn receive_batch(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
         if batch.len() == 1 {
-            let short = self.receive_short(turn, batch);
-            return match batch.pop() {
-                Some(frame) if short == 0 => self.receive_long(turn, frame),
-                _ => {}
-            };
+            if self.receive_short(turn, batch) > 0 {
+                return batch.clear();
+            }
+            return batch.drain(..).for_each(|frame| self.receive_long(turn, frame));
         }
         self.receive_burst(turn, batch);
     }
@@ -294,7 +293,9 @@ impl<P: Port> Core<P> {
     /// Gives frames to the device.
     #[inline(always)]
     pub(crate) fn flush(&mut self) {
-        self.counters.frames_sent += self.link.flush() as u64;
+        if !self.link.transmit.queue.is_empty() {
+            self.counters.frames_sent += self.link.flush() as u64;
+        }
     }
 
     /// The report of a turn for its caller.

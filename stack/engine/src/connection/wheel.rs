@@ -35,9 +35,12 @@ pub(crate) struct Wheel {
     nodes: Vec<Node>,
     /// Every entry at or before this tick has fired.
     elapsed: u64,
-    /// No entry fires before this tick.
+    /// No entry fires before this tick; [`NEVER`] if there is none.
     earliest: u64,
 }
+
+/// The last tick of all.
+const NEVER: u64 = u64::MAX >> TICK_SHIFT;
 
 fn tick_of(at: Instant) -> u64 {
     at.as_nanos() >> TICK_SHIFT
@@ -51,13 +54,7 @@ fn tick_not_before(at: Instant) -> u64 {
 
 impl Wheel {
     pub(crate) fn new() -> Wheel {
-        Wheel {
-            heads: [[NIL; SLOTS]; LEVELS],
-            occupied: [0; LEVELS],
-            nodes: Vec::new(),
-            elapsed: 0,
-            earliest: u64::MAX,
-        }
+        Wheel { heads: [[NIL; SLOTS]; LEVELS], occupied: [0; LEVELS], nodes: Vec::new(), elapsed: 0, earliest: NEVER }
     }
 
     /// Ensures that entry `index` fires no later than `at`.
@@ -119,7 +116,7 @@ impl Wheel {
     /// No entry fires before this time.
     #[inline]
     pub(crate) fn due_at(&self) -> Instant {
-        Instant::from_nanos(self.earliest.min(u64::MAX >> TICK_SHIFT) << TICK_SHIFT)
+        Instant::from_nanos(self.earliest << TICK_SHIFT)
     }
 
     /// Whether [`Wheel::advance`] has work.
@@ -153,13 +150,13 @@ impl Wheel {
             }
         }
         self.elapsed = self.elapsed.max(target);
-        self.earliest = self.next_slot().map_or(u64::MAX, |(_, _, start)| start);
+        self.earliest = self.next_slot().map_or(NEVER, |(_, _, start)| start.min(NEVER));
     }
 
     /// When the engine must look at the wheel again. It may be too early after a removal, but is never too late.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        (self.earliest != u64::MAX).then(|| Instant::from_nanos(self.earliest << TICK_SHIFT))
+        (self.earliest != NEVER).then(|| Instant::from_nanos(self.earliest << TICK_SHIFT))
     }
 
     /// The slot that comes first: level, slot, and the tick at which it starts.
