@@ -78,11 +78,14 @@ unsafe fn serial<const COPY: bool>(register: u32, mut target: *mut u8, mut sourc
     if length & 4 != 0 {
         register = step!(u32, _mm_crc32_u32, register);
     }
-    if length & 2 != 0 {
-        register = step!(u16, _mm_crc32_u16, register);
-    }
-    if length & 1 != 0 {
-        register = step!(u8, _mm_crc32_u8, register);
+    // An FPDU ends behind a multiple of four.
+    if length & 3 != 0 {
+        if length & 2 != 0 {
+            register = step!(u16, _mm_crc32_u16, register);
+        }
+        if length & 1 != 0 {
+            register = step!(u8, _mm_crc32_u8, register);
+        }
     }
     let _ = (source, target);
     register

@@ -7,10 +7,7 @@ use std::arch::x86_64::*;
 #[inline(always)]
 fn finish(total: u64) -> u32 {
     let (half, carry) = (total as u32).overflowing_add((total >> 32) as u32);
-    let half = half + u32::from(carry);
-    // The upper half of the sum of both halves, either way round, has their sum with its carry.
-    let folded = (half.wrapping_add(half.rotate_left(16)) >> 16) as u16;
-    u32::from(folded.swap_bytes())
+    (half + u32::from(carry)).swap_bytes()
 }
 
 /// # Safety
