@@ -5,6 +5,7 @@
 //! The CRC32C functions come in terms of the *register*: it is all ones before the first octet, and the CRC is its
 //! complement after the last one. So the CRC of pieces is that of the whole if the register is handed on.
 
+mod choosing;
 pub(crate) mod portable;
 mod set;
 #[cfg(target_arch = "x86_64")]
@@ -22,16 +23,13 @@ pub(crate) use set::Kernels;
 /// The CRC register before the first octet.
 pub const CRC32C_START: u32 = !0;
 
-static SELECTED: AtomicPtr<Kernels> = AtomicPtr::new(std::ptr::null_mut());
+/// Until somebody has chosen: kernels that choose, and leave the work to what they chose. So no call has to ask.
+static SELECTED: AtomicPtr<Kernels> = AtomicPtr::new(std::ptr::from_ref(&choosing::KERNELS).cast_mut());
 
 #[inline(always)]
 fn kernels() -> &'static Kernels {
-    let selected = SELECTED.load(Relaxed);
-    if selected.is_null() {
-        return select();
-    }
     // SAFETY: what is stored there are pointers to statics, which are never written.
-    unsafe { &*selected }
+    unsafe { &*SELECTED.load(Relaxed) }
 }
 
 fn best() -> &'static Kernels {
@@ -40,14 +38,10 @@ fn best() -> &'static Kernels {
 
 #[cold]
 fn select() -> &'static Kernels {
-    let best = std::ptr::from_ref(best()).cast_mut();
+    let unchosen = std::ptr::from_ref(&choosing::KERNELS).cast_mut();
     // Someone may have forced others meanwhile.
-    let selected = match SELECTED.compare_exchange(std::ptr::null_mut(), best, Relaxed, Relaxed) {
-        Ok(_) => best,
-        Err(forced) => forced,
-    };
-    // SAFETY: as in `kernels`.
-    unsafe { &*selected }
+    let _ = SELECTED.compare_exchange(unchosen, std::ptr::from_ref(best()).cast_mut(), Relaxed, Relaxed);
+    kernels()
 }
 
 fn use_kernels(kernels: &'static Kernels) {
@@ -65,7 +59,7 @@ pub(crate) fn available() -> Vec<&'static Kernels> {
 
 /// The name of the variants in use: `avx512-vpclmulqdq`, `avx2-pclmulqdq` or `portable`.
 pub fn selected() -> &'static str {
-    kernels().name
+    select().name
 }
 
 /// From now on use the portable variants, or again the best ones: for tests, and to find out what a fault is due to.
