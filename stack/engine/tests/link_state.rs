@@ -60,11 +60,11 @@ fn a_check_of_the_link_waits_once_for_the_answer_to_a_frame() {
     let options = PairOptions::default();
     let (mut client, mut server) = (world.hosts[0].pair(options), world.hosts[1].pair(options));
     world.join((0, &client), (1, &server), &requests, PORT);
+    (1..=4).for_each(|id| assert!(server.post_receive(id, &[])));
     world.run(SECOND);
 
     let mut now = world.now() + SECOND;
     let mut receive_at_server = |world: &mut World<Counted>, id: u64, now| {
-        assert!(server.post_receive(id, &[]));
         client.post_simple(id, SendOpcode::Send, None, (0, 0));
         world.hosts[0].engine.as_mut().expect("alive").turn(now);
         let before = reads[1].get();
