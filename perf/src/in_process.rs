@@ -55,7 +55,7 @@ impl Work {
 }
 
 /// What to do, and how often.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct Options {
     /// What one operation is
     pub work: Work,
@@ -71,8 +71,8 @@ pub struct Options {
     /// MTU of the link
     #[arg(long, default_value_t = 1500)]
     pub mtu: u16,
-    /// With write-ping-pong: both queue pairs are on one engine with a thread of its own, and this thread only posts
-    /// and looks at memory, as ib_write_lat does (wants two CPUs)
+    /// With write-ping-pong: a thread of their own turns both engines, and this thread only posts and looks at memory,
+    /// as ib_write_lat does (wants two CPUs)
     #[arg(long)]
     pub engine_thread: bool,
     /// Print JSON
@@ -147,9 +147,7 @@ impl End {
 
 fn config(address: &str, options: &Options) -> anyhow::Result<Config> {
     let mut config = Config::without_device(address)?;
-    if !options.engine_thread {
-        config.engine.mode = EngineMode::Inline;
-    }
+    config.engine.mode = EngineMode::Inline;
     config.limits.queue_pairs = config.limits.queue_pairs.max(options.qps);
     config.limits.completion_depth = config.limits.completion_depth.max(options.qps * COMPLETIONS);
     config.mtu = options.mtu;
@@ -163,8 +161,6 @@ fn contexts(options: &Options) -> anyhow::Result<(Context, Context)> {
 /// Two ends on this thread, without queue pairs, and the listener of the second one.
 pub fn ends(options: &Options) -> anyhow::Result<(End, End, Listener)> {
     let (here, there) = contexts(options)?;
-    // One engine reaches its own address without a device.
-    let there = if options.engine_thread { here.clone() } else { there };
     let (here, there) = (End::new(here, options)?, End::new(there, options)?);
     let listener = there.context.listen(PORT, ListenOptions::default())?;
     Ok((here, there, listener))
@@ -199,6 +195,25 @@ fn connected(options: &Options) -> anyhow::Result<(End, End)> {
     let (mut here, mut there, mut listener) = ends(options)?;
     connect((&mut here, &mut there, &mut listener), options.qps, DEPTH)?;
     Ok((here, there))
+}
+
+/// Two connected ends whose engines another thread turns, as long as this process lives: the one that opened them.
+fn connected_elsewhere(options: &Options) -> anyhow::Result<(End, End)> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let options = options.clone();
+    std::thread::spawn(move || match connected(&options) {
+        Ok((here, there)) => {
+            let contexts = [here.context.clone(), there.context.clone()];
+            let _ = sender.send(Ok((here, there)));
+            loop {
+                contexts.iter().for_each(|context| _ = context.poll());
+            }
+        }
+        Err(error) => {
+            let _ = sender.send(Err(error));
+        }
+    });
+    receiver.recv().context("the thread of the engines has ended")?
 }
 
 /// Writes message `number` and waits until its last octets are visible at the other end. `finish` completes the
@@ -248,7 +263,7 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
     if matches!(options.work, Work::RpcNull | Work::RpcRead) {
         return measure_calls(options);
     }
-    let (mut here, mut there) = connected(options)?;
+    let (mut here, mut there) = if options.engine_thread { connected_elsewhere(options)? } else { connected(options)? };
     let mut out = [Completion::default(); 64];
     let size = options.size;
     let started = Instant::now();

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use super::perftest::DropIn;
 use super::{End, Place};
@@ -22,8 +22,10 @@ pub const TARGET_PACKAGE: &str = "tgt";
 const DISK: usize = 64 << 20;
 /// Octets of a block.
 const BLOCK: u64 = 512;
-/// A run takes so many parts, and whole seconds, as `iscsi-perf` counts: in one part its start would weigh too much.
+/// A run takes so many parts: in one part its start would weigh too much.
 const PARTS: u32 = 10;
+/// Most seconds of a run, which ends before [`PATIENCE`](super::PATIENCE) does.
+const LONGEST: u128 = 30;
 /// Clock ticks of /proc/PID/stat: Linux' USER_HZ, which is fixed on x86-64.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// The initiator's name. Over iSER tgt wants to know it.
@@ -100,7 +102,8 @@ pub fn read(
     ] {
         admin(&[&["--lld", driver, "--tid", "1", "--op"], words].concat())?;
     }
-    let seconds = (duration * PARTS).as_millis().div_ceil(1000).max(1);
+    // `iscsi-perf` counts in whole seconds.
+    let seconds = (duration * PARTS).as_millis().div_ceil(1000).clamp(1, LONGEST);
     let (time, depth, blocks) = (seconds.to_string(), load.depth.to_string(), (load.size / BLOCK).to_string());
     let disk = format!("{driver}://{address}/{name}/1");
     let order: &[&str] = if load.random { &["-r"] } else { &[] };
@@ -118,6 +121,7 @@ pub fn read(
     let printed = initiator.start(place.namespaces, end, place.cpus.1, folder.path())?.wait()?;
     let after = times()?;
     let iops = parse(&printed).with_context(|| format!("{PROGRAM} printed no result: {}", printed.trim()))?;
+    ensure!(iops > 0.0, "{PROGRAM} has read nothing");
     let octets = iops * load.size as f64;
     let mib = octets * seconds as f64 / f64::from(1 << 20);
     let each = |ticks: u64| ticks as f64 * 1e6 / TICKS_PER_SECOND / mib;

@@ -61,7 +61,7 @@ impl<T> Drop for Shared<T> {
 
 /// Creates a ring of at least `capacity` elements (rounded up to a power of two, at least 1) and returns its two ends.
 ///
-/// Elements that are still in it are dropped with its last end.
+/// Elements that are still in it are dropped with its last end or gauge.
 ///
 /// # Panics
 /// If `capacity` is above 2^31.

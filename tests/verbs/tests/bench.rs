@@ -53,7 +53,9 @@ fn every_part_of_the_comparison_is_measured() {
     assert_eq!(measured, wanted, "{errors}");
     for figure in figures {
         let value = figure["samples"][0]["value"].as_f64();
-        assert!(value.is_some_and(|value| value > 0.0), "{figure}");
+        // CPU time is counted in ticks of 10 ms.
+        let may_be_none = figure["quantity"].as_str().is_some_and(|quantity| quantity.ends_with("cpu"));
+        assert!(value.is_some_and(|value| value > 0.0 || may_be_none && value == 0.0), "{figure}");
     }
     let page = std::fs::read_to_string(&html).expect("the page");
     assert!(page.contains("ib_send_lat of Send, 64 B: p50"), "{page}");

@@ -288,11 +288,13 @@ impl<B> BufferStore<B> {
 
     #[inline]
     pub(crate) fn get(&self, token: BufferToken) -> Option<&B> {
+        debug_assert!(self.spare != Some(token.0), "a buffer that is kept is gone");
         self.buffers.get(token.0 as usize)?.as_ref()
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, token: BufferToken) -> Option<&mut B> {
+        debug_assert!(self.spare != Some(token.0), "a buffer that is kept is gone");
         self.buffers.get_mut(token.0 as usize)?.as_mut()
     }
 

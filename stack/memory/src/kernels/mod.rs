@@ -5,7 +5,6 @@
 //! The CRC32C functions come in terms of the *register*: it is all ones before the first octet, and the CRC is its
 //! complement after the last one. So the CRC of pieces is that of the whole if the register is handed on.
 
-mod choosing;
 pub(crate) mod portable;
 mod set;
 #[cfg(target_arch = "x86_64")]
@@ -42,6 +41,49 @@ fn select() -> &'static Kernels {
     // Someone may have forced others meanwhile.
     let _ = SELECTED.compare_exchange(unchosen, std::ptr::from_ref(best()).cast_mut(), Relaxed, Relaxed);
     kernels()
+}
+
+/// The set of a process that has used no kernel yet: each chooses the best set for this processor, and then calls it.
+mod choosing {
+    use super::{Kernels, select};
+
+    pub(crate) static KERNELS: Kernels =
+        Kernels { name: "not chosen yet", crc32c, copy_in, copy_out, copy_out_crc32c, sum };
+
+    /// # Safety
+    /// As [`Kernels::crc32c`].
+    unsafe fn crc32c(register: u32, octets: *const u8, length: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { (select().crc32c)(register, octets, length) }
+    }
+
+    /// # Safety
+    /// As [`Kernels::copy_in`].
+    unsafe fn copy_in(target: *mut u8, source: *const u8, length: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { (select().copy_in)(target, source, length) }
+    }
+
+    /// # Safety
+    /// As [`Kernels::copy_out`].
+    unsafe fn copy_out(target: *mut u8, source: *const u8, length: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { (select().copy_out)(target, source, length) }
+    }
+
+    /// # Safety
+    /// As [`Kernels::copy_out_crc32c`].
+    unsafe fn copy_out_crc32c(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { (select().copy_out_crc32c)(register, target, source, length) }
+    }
+
+    /// # Safety
+    /// As [`Kernels::sum`].
+    unsafe fn sum(octets: *const u8, length: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { (select().sum)(octets, length) }
+    }
 }
 
 fn use_kernels(kernels: &'static Kernels) {

@@ -627,8 +627,8 @@ impl Growth {
         // A request for more must acknowledge the earlier responses, which occupy their slots until then.
         reader.ask(now, den, number, stag);
         self.first = Some(next);
-        // At this pace the target's time-out stays half as long again as the delay. A slow target takes tens of
-        // milliseconds to send the whole flight.
+        // While it grows at this pace, the target's time-out stays half as long again as the delay. Only a slow target,
+        // which takes tens of milliseconds to send the whole flight, reaches the ceiling: it needs a longer `rto_min`.
         self.pause = (self.pause * 5 / 4).min(Duration::from_millis(60));
         self.next = Some(now + self.pause);
         Err(self.next)
