@@ -189,6 +189,9 @@ impl Port for DpdkPort {
         if self.received.is_empty() {
             self.queue.rx_burst(&mut self.received);
         }
+        if self.received.is_empty() {
+            return 0;
+        }
         let count = self.received.len().min(batch.remaining_capacity());
         batch.extend(self.received.drain(..count).map(Frame));
         count

@@ -129,6 +129,7 @@ pub struct CompletionQueue {
     /// The lane to begin with, so that a busy engine does not starve the others.
     next: usize,
     depth: usize,
+    /// Empty polls in a row since the last completion; wraps around.
     empty_polls: u32,
     inline: bool,
     /// A poll in vain turns an engine with a thread.
@@ -283,9 +284,8 @@ impl CompletionQueue {
         if count > 0 {
             self.empty_polls = 0;
         } else if !self.inline {
-            self.empty_polls += 1;
-            if self.empty_polls >= POLLS_BEFORE_YIELD {
-                self.empty_polls = 0;
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+            if self.empty_polls.is_multiple_of(POLLS_BEFORE_YIELD) {
                 // With more pollers than cores, the engine that we wait for may be waiting for this core.
                 std::thread::yield_now();
             }
@@ -297,11 +297,10 @@ impl CompletionQueue {
     /// armed the queue is about to wait, and not to poll: then it is left to the thread.
     fn turn_and_reap(&mut self, out: &mut [Completion]) -> usize {
         let mut count = 0;
+        let mut empty_polls = self.empty_polls;
         for _ in 0..MOST_TURNS {
             let engine = &self.shared.engines[self.next % self.shared.engines.len()];
-            if self.core.notifier.is_armed()
-                || !at_helm::turn_for_application(engine.helm(), self.core.id, self.empty_polls)
-            {
+            if self.core.notifier.is_armed() || !at_helm::turn_for_application(engine.helm(), empty_polls) {
                 break;
             }
             // The core is given to others when there is nothing to do, not in the middle of a message.
@@ -310,6 +309,8 @@ impl CompletionQueue {
             if count > 0 {
                 break;
             }
+            // What goes on behind a turn is no wait.
+            empty_polls = 1;
         }
         count
     }

@@ -12,7 +12,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use uwarp_engine::command::CompletionQueueId;
 use uwarp_engine::port::Descriptors;
 use uwarp_engine::ports::LoopPort;
 use uwarp_engine::ports::decorated::Decorated;
@@ -113,8 +112,8 @@ pub(crate) struct Seat {
     caches: Option<uwarp_dpdk::Caches>,
     /// When a thread of the application last turned it.
     turned_at: Instant,
-    /// The completion queue by whose polling it did.
-    polled: Option<CompletionQueueId>,
+    /// A doorbell was rung from here since the last turn.
+    rung: bool,
     /// The application has not turned it for an answer since its last poll that did.
     answers: bool,
 }
@@ -150,8 +149,8 @@ impl Seat {
         let caches = registration.as_mut().filter(|_| shared).and_then(uwarp_dpdk::ThreadRegistration::detach_caches);
         let turned_at = Instant::ZERO;
         let engine = Some(engine);
-        let (polled, answers) = (None, false);
-        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, polled, answers };
+        let (rung, answers) = (false, false);
+        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, rung, answers };
         Ok((seat, registration))
     }
 
@@ -208,20 +207,22 @@ impl Seat {
     /// As [`turn`](Self::turn), with the buffer caches of whoever holds the helm.
     #[inline]
     fn turn_at_helm(&mut self, now: Instant) -> Turned {
+        self.rung = false;
         let Some(mut caches) = self.caches.take() else { return self.turn(now) };
         let turned = caches.with(|| self.turn(now));
         self.caches = Some(caches);
         turned
     }
 
-    /// A turn by a thread of the application, which holds the helm and polls a completion queue; several, while there
-    /// is nothing to do, if it polls the same queue again and again: to take the helm costs as much as a turn.
-    fn turn_for_application(&mut self, queue: CompletionQueueId) -> Turned {
-        if self.is_done() {
+    /// A turn by a thread of the application, which holds the helm and polls a completion queue. `empty_polls`: how
+    /// often the queue was empty in a row. Several turns, while there is nothing to do, if it only polls: to take the
+    /// helm costs as much as a turn. No turn right behind a completion, unless something was posted: a program that
+    /// drains a queue polls once more before it looks at what it got, and its answer would wait.
+    fn turn_for_application(&mut self, empty_polls: u32) -> Turned {
+        if self.is_done() || empty_polls == 0 && !self.rung {
             return Turned::default();
         }
-        let most = if self.polled == Some(queue) { IDLE_TURNS } else { 1 };
-        self.polled = Some(queue);
+        let most = if empty_polls >= POLLS_OF_A_WAIT { IDLE_TURNS } else { 1 };
         self.answers = true;
         self.turn_guarded(most)
     }
@@ -252,6 +253,7 @@ impl Seat {
 
     #[inline]
     fn turn_until_busy(&mut self, most: u32) -> Turned {
+        self.rung = false;
         // The time stamp counters of two cores may differ by less than a hand-over takes.
         self.turned_at = self.turned_at.max(self.clock.now());
         let mut turned = Turned::default();
@@ -267,6 +269,7 @@ impl Seat {
     /// Rings a doorbell from the thread that has the seat. False if the doorbells for all threads have to be used.
     #[inline]
     fn ring_here(&mut self, number: u32) -> bool {
+        self.rung = true;
         self.engine.as_mut().is_some_and(|engine| each_kind!(engine, engine => engine.ring_here(number)))
     }
 
@@ -294,7 +297,9 @@ impl Seat {
     }
 }
 
-/// Turns in one poll of the application, at most, while there is nothing to do.
+/// Empty polls of a queue in a row, behind which the application does nothing but wait for it.
+const POLLS_OF_A_WAIT: u32 = 4;
+/// Turns in one poll of the application that waits, at most, while there is nothing to do.
 const IDLE_TURNS: u32 = 8;
 /// Longest sleep of an engine whose device announces every frame: a safety net, and for devices that do not announce
 /// changes of their link.

@@ -4,7 +4,6 @@ use super::{Backoff, Seat, sleep};
 use crate::config::EngineOptions;
 use std::time::Duration;
 use uwarp_engine::Wakeup;
-use uwarp_engine::command::CompletionQueueId;
 use uwarp_ring::Held;
 use uwarp_tcp::Instant;
 
@@ -29,9 +28,9 @@ const LONGEST_REST: Duration = Duration::from_millis(1);
 const POLLS_BEFORE_CALL: u32 = 64;
 
 /// A turn by a thread of the application that polls a completion queue, if nobody else turns the engine now.
-/// `empty_polls`: how often the queue was empty in a row. True if the turn had something to do.
+/// `empty_polls`: how often the queue was empty in a row since its last completion. True if the turn had something to do.
 #[inline]
-pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_polls: u32) -> bool {
+pub(crate) fn turn_for_application(helm: &Helm, empty_polls: u32) -> bool {
     let Some(mut held) = helm.try_take() else {
         helm.count(1);
         if empty_polls % POLLS_BEFORE_CALL == POLLS_BEFORE_CALL - 1 {
@@ -40,7 +39,7 @@ pub(crate) fn turn_for_application(helm: &Helm, queue: CompletionQueueId, empty_
         return false;
     };
     let Some(seat) = &mut *held else { return false };
-    let turned = seat.turn_for_application(queue);
+    let turned = seat.turn_for_application(empty_polls);
     drop(held);
     helm.count(1 + (turned.received + turned.transmitted) as u32);
     turned.busy

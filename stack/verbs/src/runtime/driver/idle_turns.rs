@@ -122,16 +122,18 @@ fn connected() -> (Side, Side) {
 }
 
 #[test]
-fn a_poll_in_vain_turns_the_engine_once_and_eight_times_if_the_queue_was_polled_last() {
-    let (mut here, _there) = connected();
-    let mut other = here.context.create_completion_queue(4).unwrap();
-    here.settle();
+fn polls_behind_a_completion_turn_the_engine_not_at_all_then_once_and_then_eight_times() {
+    let (mut here, mut there) = connected();
     let mut counted = 0;
-    for _ in 0..100 {
-        let polls = [here.poll(), here.poll(), poll(&here.context, &mut other), here.poll(), here.poll()];
+    for id in 0..100 {
+        there.queue_pair.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+        here.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        here.settle();
+        assert_eq!(there.poll(), at_once(id));
+        let polls = [(); 6].map(|()| there.poll());
         // A timer's turn is not in vain, and the poll goes on behind it.
         if polls.iter().all(|poll| poll.busy == 0) {
-            assert_eq!(polls[1..], [8, 1, 1, 8].map(in_vain));
+            assert_eq!(polls, [0, 1, 1, 1, 8, 8].map(in_vain));
             counted += 1;
         }
     }
@@ -167,9 +169,8 @@ fn a_poll_stops_turning_at_a_completion() {
 #[test]
 fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_poll() {
     let (mut here, mut there) = connected();
-    for id in (0..100).step_by(3) {
-        let all = [id, id + 1, id + 2];
-        there.queue_pair.post_receive(&all.map(|id| ReceiveRequest::new(id, &[]))).unwrap();
+    for id in (0..100).step_by(4) {
+        there.queue_pair.post_receive(&[0, 1, 2, 3].map(|more| ReceiveRequest::new(id + more, &[]))).unwrap();
         // A thread that polls all the time is the one that may turn the engine when it posts. Who looks at turns is
         // not.
         let deadline = Instant::now() + LONG;
@@ -178,15 +179,21 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
             here.queue.poll_one();
         }
         here.queue.poll_one();
-        for id in all {
-            here.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        for id in [id, id + 1, id + 2] {
+            here.queue_pair.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
             here.queue_pair.answer_at_once();
         }
         let mut received = |polls| -> Vec<u64> {
             (0..polls).filter_map(|_| there.queue.poll_one()).map(|completion| completion.id).collect()
         };
         assert_eq!(received(10), [id]);
-        here.queue.poll_one();
+        let mut completed = || here.queue.poll_one().map(|completion| completion.id);
+        assert_eq!([completed(), completed(), completed()], [Some(id), Some(id + 1), Some(id + 2)]);
         assert_eq!(received(10), [id + 1, id + 2]);
+        // Right behind a completion a poll turns the engine only for what was posted.
+        here.queue_pair.post_send(&[SendRequest::send(id + 3, &[])]).unwrap();
+        assert!(received(10).is_empty());
+        assert!(here.queue.poll_one().is_none());
+        assert_eq!(received(10), [id + 3]);
     }
 }
