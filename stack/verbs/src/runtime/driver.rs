@@ -27,7 +27,7 @@ pub(crate) enum PortSeed {
     /// One end of a pair in this process.
     Loop(LoopPort),
     #[cfg(test)]
-    Panicking(panicking::PanickingPort),
+    Watched(watched::WatchedPort),
 }
 
 /// Everything that an engine is built from. Crosses to its thread, which builds it.
@@ -83,7 +83,7 @@ enum Kind {
     Device(Box<Engine<Decorated<DpdkPort>>>),
     Loop(Box<Engine<Decorated<LoopPort>>>),
     #[cfg(test)]
-    Panicking(Box<Engine<Decorated<panicking::PanickingPort>>>),
+    Watched(Box<Engine<Decorated<watched::WatchedPort>>>),
 }
 
 /// Calls the same method of whichever engine it is.
@@ -93,7 +93,7 @@ macro_rules! each_kind {
             Kind::Device($engine) => $call,
             Kind::Loop($engine) => $call,
             #[cfg(test)]
-            Kind::Panicking($engine) => $call,
+            Kind::Watched($engine) => $call,
         }
     };
 }
@@ -140,9 +140,9 @@ impl Seat {
                 (Kind::Loop(Box::new(engine)), None)
             }
             #[cfg(test)]
-            PortSeed::Panicking(port) => {
+            PortSeed::Watched(port) => {
                 let engine = Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
-                (Kind::Panicking(Box::new(engine)), None)
+                (Kind::Watched(Box::new(engine)), None)
             }
         };
         let (clock, is_live) = (Clock::get(), false);
@@ -529,4 +529,8 @@ pub(crate) mod at_helm;
 #[cfg(test)]
 mod idle_turns;
 #[cfg(test)]
-pub(crate) mod panicking;
+mod panicking;
+#[cfg(test)]
+mod waking;
+#[cfg(test)]
+pub(crate) mod watched;

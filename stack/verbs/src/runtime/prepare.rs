@@ -49,15 +49,15 @@ pub(crate) fn prepare_pair(a: Config, b: Config) -> Result<(Prepared, Prepared),
     Ok((prepare_with(a, ports_a)?, prepare_with(b, ports_b)?))
 }
 
-/// A pair of which the first side's engine panics when the switch is turned on.
+/// A pair, the port of whose first side is under watch.
 #[cfg(test)]
-pub(crate) fn prepare_panicking_pair(
+pub(crate) fn prepare_watched_pair(
     a: Config,
     b: Config,
-    switch: &Arc<std::sync::atomic::AtomicBool>,
+    watch: &Arc<driver::watched::Watch>,
 ) -> Result<(Prepared, Prepared), Error> {
     let (port_a, port_b) = crate::runtime::ports::loop_pair(&a);
-    let ports_a = Ports::Made(vec![driver::panicking::seed(port_a, switch)]);
+    let ports_a = Ports::Made(vec![driver::watched::WatchedPort::seed(port_a, watch)]);
     Ok((prepare_with(a, ports_a)?, prepare_with(b, Ports::Made(vec![PortSeed::Loop(port_b)]))?))
 }
 

@@ -1,55 +1,17 @@
 //! An engine that panics when it is told to: the process and its waiters have to survive it.
 
-use super::PortSeed;
+use super::watched::Watch;
 use crate::config::Config;
 use crate::runtime::prepare;
 use crate::{
     Access, AsyncEvent, ConnectOptions, Context, Error, ListenOptions, PostErrorReason, QueuePairOptions,
     ReceiveRequest, SendRequest, Status,
 };
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use uwarp_engine::ports::{HeapBuffer, LoopPort};
-use uwarp_engine::{Capabilities, LinkState, PoolLevels, Port, port::Batch};
 
 const LONG: Duration = Duration::from_secs(30);
-
-/// A port that panics in its receive burst once the switch is on.
-pub(crate) struct PanickingPort {
-    pub(crate) inner: LoopPort,
-    pub(crate) switch: Arc<AtomicBool>,
-}
-
-impl Port for PanickingPort {
-    type Buffer = HeapBuffer;
-
-    fn alloc(&mut self) -> Option<HeapBuffer> {
-        self.inner.alloc()
-    }
-
-    fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
-        assert!(!self.switch.load(Ordering::Relaxed), "told to panic");
-        self.inner.rx_burst(batch)
-    }
-
-    fn tx_burst(&mut self, frames: &mut VecDeque<HeapBuffer>) -> usize {
-        self.inner.tx_burst(frames)
-    }
-
-    fn link(&mut self) -> LinkState {
-        self.inner.link()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn pool_levels(&self) -> PoolLevels {
-        self.inner.pool_levels()
-    }
-}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turner {
@@ -69,8 +31,8 @@ fn panics_and_lives(turner: Turner) {
         config.engine.poll_turns = Some(turner == Turner::Polls);
         config
     };
-    let switch = Arc::new(AtomicBool::new(false));
-    let (a, b) = prepare::prepare_panicking_pair(config(1), config(2), &switch).unwrap();
+    let watch = Arc::new(Watch::default());
+    let (a, b) = prepare::prepare_watched_pair(config(1), config(2), &watch).unwrap();
     let (a, b) = (Context::from_prepared(a), Context::from_prepared(b));
     a.start().unwrap();
     b.start().unwrap();
@@ -99,10 +61,10 @@ fn panics_and_lives(turner: Turner) {
                 assert!(other.poll_one().is_none());
             }
         }
-        switch.store(true, Ordering::Relaxed);
+        watch.panics.store(true, Ordering::Relaxed);
         assert!(other.poll_one().is_none());
     }
-    switch.store(true, Ordering::Relaxed);
+    watch.panics.store(true, Ordering::Relaxed);
     // The waiter wakes with the flushed work, and only then is told why there will be no more.
     let completion = cq_a.next(LONG).unwrap().unwrap();
     assert_eq!(completion.id, 5);
@@ -139,9 +101,4 @@ fn a_panicking_engine_thread_is_a_fatal_event() {
 #[test]
 fn a_panic_in_a_poll_is_a_fatal_event_and_stays_out_of_the_program() {
     panics_and_lives(Turner::Polls);
-}
-
-/// The seed of such a port.
-pub(crate) fn seed(inner: LoopPort, switch: &Arc<AtomicBool>) -> PortSeed {
-    PortSeed::Panicking(PanickingPort { inner, switch: Arc::clone(switch) })
 }
