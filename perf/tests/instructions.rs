@@ -27,6 +27,8 @@ const SLACK: u64 = 2;
 /// What is added to it for a poll: it contains a turn whose timers fire by the clock, and callgrind and other programs
 /// slow down everything but that. Runs on a busy machine differ by so much.
 const CLOCKED: [(&str, u64); 2] = [("poll", 8), ("ibv_poll_cq", 8)];
+/// Goals that are reached, which no record may exceed.
+const CEILINGS: [(&str, u64); 2] = [("write", 2_500), ("frame through the switch", 400)];
 /// [`SLACK`] with another compiler than the record's.
 const SLACK_OTHER_COMPILER: u64 = 10;
 /// What updates the record.
@@ -96,6 +98,12 @@ fn exceeded(record: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>, slack: 
     names.into_iter().filter_map(judge).collect()
 }
 
+/// The goals that these figures miss.
+fn above_ceilings(figures: &BTreeMap<String, u64>) -> Vec<&'static str> {
+    let is_missed = |(name, most): &(&'static str, u64)| figures.get(*name).is_none_or(|count| count > most);
+    CEILINGS.into_iter().filter(is_missed).map(|(name, _)| name).collect()
+}
+
 #[test]
 fn no_operation_takes_more_instructions_than_its_budget() {
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -108,6 +116,7 @@ fn no_operation_takes_more_instructions_than_its_budget() {
     let counted = output(Command::new(build()).args(["instructions", "--set", "budgets", "--json"]));
     let counts: Counts = serde_json::from_str(&counted).expect("counts");
     if std::env::var_os("UWARP_BLESS").is_some() {
+        assert_eq!(above_ceilings(&counts.instructions), [""; 0], "these goals were reached before");
         let record = Record { rustc: rustc.to_owned(), counts };
         let text = serde_json::to_string_pretty(&record).expect("numbers and strings") + "\n";
         std::fs::write(&path, text).expect("the record can be written");
@@ -115,6 +124,7 @@ fn no_operation_takes_more_instructions_than_its_budget() {
     }
     let record = std::fs::read_to_string(&path).expect("the record");
     let record: Record = serde_json::from_str(&record).expect("a record");
+    assert_eq!(above_ceilings(&record.counts.instructions), [""; 0], "the record is above these goals");
     if counts.kernels != record.counts.kernels {
         let (ours, recorded) = (&counts.kernels, &record.counts.kernels);
         uwarp_notes::skipped(&format!(
@@ -136,6 +146,14 @@ fn no_operation_takes_more_instructions_than_its_budget() {
          If the change is worth it, update the record with '{BLESS}' and say why in the commit.",
         exceeded.join("\n  ")
     );
+}
+
+#[test]
+fn a_missed_goal_and_one_without_a_figure_are_found() {
+    let figures = |write| BTreeMap::from([("write".to_owned(), write), ("frame through the switch".to_owned(), 400)]);
+    assert_eq!(above_ceilings(&figures(2_500)), [""; 0]);
+    assert_eq!(above_ceilings(&figures(2_501)), ["write"]);
+    assert_eq!(above_ceilings(&BTreeMap::new()), ["write", "frame through the switch"]);
 }
 
 #[test]

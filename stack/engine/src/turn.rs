@@ -25,7 +25,7 @@ const STARVED_INTERVAL: Duration = Duration::from_micros(50);
 
 impl<P: Port> Core<P> {
     /// First half of a turn: finds work. True if there is some, which may touch registered memory.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn collect(&mut self, now: Instant, batch: &mut Batch<P::Buffer>) -> bool {
         self.now = now;
         self.counters.turns += 1;
