@@ -38,10 +38,12 @@ enum Kind {
     Gated(NonNull<BurstFlag>),
     /// The gate; and the port may be recreated with another number, so the flag holds its functions.
     Moving(NonNull<BurstFlag>),
-    /// An empty burst costs more the more packets it asks for, see `rx_probing`. True if the last burst brought enough
-    /// packets to ask for all at once.
-    Probing(bool),
+    /// An empty burst costs more the more packets it asks for, see `rx_probing`. How many to ask for.
+    Probing(u16),
 }
+
+/// What an idle queue is asked for: one packet more than a message has mostly, so that one burst takes it.
+const LEAST_PROBE: u16 = 2;
 
 /// A queue pair. One thread at a time may hold it.
 pub struct Queue {
@@ -70,7 +72,7 @@ impl Queue {
         let kind = match state.flag.as_ref().map(Registered::pointer) {
             Some(flag) if port.moves() => Kind::Moving(flag),
             Some(flag) => Kind::Gated(flag),
-            None if port.probes() => Kind::Probing(false),
+            None if port.probes() => Kind::Probing(LEAST_PROBE),
             None => Kind::Plain,
         };
         Queue {
@@ -134,7 +136,7 @@ impl Queue {
         unsafe {
             let end = out.as_mut_ptr().add(len).cast::<*mut rte_mbuf>();
             let received = match self.kind {
-                Kind::Probing(busy) => self.rx_probing(busy, end, count),
+                Kind::Probing(first) => self.rx_probing(first, end, count),
                 _ => self.burst(|operations| usize::from(fast::rx_burst(operations, index, end, count))),
             };
             out.set_len(len + received);
@@ -146,26 +148,26 @@ impl Queue {
     }
 
     /// Receives from vhost. With packed rings it takes as many buffers from the pool as it is asked for packets, and
-    /// returns them if there are none: an empty burst of 32 costs ten times one of 4. So an idle queue is asked for 2
-    /// first: one message, and seldom more.
+    /// returns those that are too many: an empty burst of 32 costs ten times one of 4. So it is first asked for a few
+    /// more than the last burst brought.
     ///
     /// # Safety
     /// As `fast::rx_burst`.
     #[inline(never)]
-    unsafe fn rx_probing(&mut self, busy: bool, end: *mut *mut rte_mbuf, count: u16) -> usize {
-        const PROBE: u16 = 2;
-        const BUSY: u16 = 4;
-        let first = if busy { count } else { count.min(PROBE) };
-        // SAFETY: the caller's promises; the second burst goes behind what the first brought.
-        let received = unsafe {
-            let received = fast::rx_burst(self.operations, self.index, end, first);
-            if received == first && first < count {
-                received + fast::rx_burst(self.operations, self.index, end.add(usize::from(first)), count - first)
-            } else {
-                received
+    unsafe fn rx_probing(&mut self, first: u16, end: *mut *mut rte_mbuf, count: u16) -> usize {
+        let (mut received, mut wanted) = (0, first);
+        loop {
+            let asked = wanted.min(count - received);
+            // SAFETY: the caller's promises; each burst goes behind what the earlier ones brought.
+            let place = unsafe { end.add(usize::from(received)) };
+            let brought = unsafe { fast::rx_burst(self.operations, self.index, place, asked) };
+            received += brought;
+            if brought < asked || received == count {
+                break;
             }
-        };
-        self.kind = Kind::Probing(received >= BUSY);
+            wanted *= 4;
+        }
+        self.kind = Kind::Probing((received + 1).next_power_of_two().max(LEAST_PROBE));
         usize::from(received)
     }
 
