@@ -148,8 +148,8 @@ impl Queue {
     }
 
     /// Receives from vhost. With packed rings it takes as many buffers from the pool as it is asked for packets, and
-    /// returns those that are too many: an empty burst of 32 costs ten times one of 4. So it is first asked for a few
-    /// more than the last burst brought.
+    /// returns those that are too many: an empty burst of 32 costs ten times one of 4. So it is first asked for up to
+    /// twice what the last burst brought.
     ///
     /// # Safety
     /// As `fast::rx_burst`.

@@ -116,6 +116,13 @@ impl<P: Port> Engine<P> {
         self.core.control.ring_here(number)
     }
 
+    /// Whether work waits for the next turn: a doorbell was rung, or a connection or frames are left from the last one.
+    #[inline]
+    pub fn has_waiting_work(&self) -> bool {
+        let Core { control, connections, link, .. } = &self.core;
+        control.is_rung() || !connections.ready.is_empty() || !link.transmit.queue.is_empty()
+    }
+
     /// Ends everything at once after a failure of the device or the engine. All work is flushed, the oldest of it with
     /// [`crate::api::work::Status::Fatal`], all connections are dropped, and the application gets
     /// [`AsyncEvent::DeviceFatal`](crate::command::AsyncEvent::DeviceFatal).

@@ -52,6 +52,12 @@ impl Control {
         self.shutdown.as_ref().is_some_and(|shutdown| shutdown.done.is_none())
     }
 
+    /// Whether a doorbell was rung since the last turn.
+    #[inline]
+    pub(crate) fn is_rung(&self) -> bool {
+        !self.rung.is_empty() || self.doorbells.is_any_rung()
+    }
+
     /// See [`crate::Engine::ring_here`].
     #[inline]
     pub(crate) fn ring_here(&mut self, number: u32) -> bool {

@@ -129,8 +129,10 @@ pub struct CompletionQueue {
     /// The lane to begin with, so that a busy engine does not starve the others.
     next: usize,
     depth: usize,
-    /// Empty polls in a row since the last completion; wraps around.
+    /// Empty polls in a row since the last completion. Wraps around.
     empty_polls: u32,
+    /// The same since a turn last had something to do.
+    idle_polls: u32,
     inline: bool,
     /// A poll in vain turns an engine with a thread.
     poll_turns: bool,
@@ -201,7 +203,18 @@ impl CompletionQueue {
         let shared = Arc::clone(shared);
         let poll_turns = !inline && shared.config.engine.poll_turns == Some(true);
         let replacements = Vec::new();
-        Ok(Self { core, shared, lanes, replacements, next: 0, depth, empty_polls: 0, inline, poll_turns })
+        Ok(Self {
+            core,
+            shared,
+            lanes,
+            replacements,
+            next: 0,
+            depth,
+            empty_polls: 1,
+            idle_polls: 0,
+            inline,
+            poll_turns,
+        })
     }
 
     pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
@@ -282,10 +295,12 @@ impl CompletionQueue {
             count = self.turn_and_reap(out);
         }
         if count > 0 {
-            self.empty_polls = 0;
+            (self.empty_polls, self.idle_polls) = (0, 0);
         } else if !self.inline {
             self.empty_polls = self.empty_polls.wrapping_add(1);
-            if self.empty_polls.is_multiple_of(POLLS_BEFORE_YIELD) {
+            self.idle_polls += 1;
+            if self.idle_polls >= POLLS_BEFORE_YIELD {
+                self.idle_polls = 0;
                 // With more pollers than cores, the engine that we wait for may be waiting for this core.
                 std::thread::yield_now();
             }
@@ -304,13 +319,12 @@ impl CompletionQueue {
                 break;
             }
             // The core is given to others when there is nothing to do, not in the middle of a message.
-            self.empty_polls = 0;
+            self.idle_polls = 0;
             count = self.reap(out);
             if count > 0 {
                 break;
             }
-            // What goes on behind a turn is no wait.
-            empty_polls = 1;
+            empty_polls = empty_polls.max(1);
         }
         count
     }
@@ -434,7 +448,10 @@ impl CompletionQueue {
     /// Those of [`wait`](Self::wait).
     pub fn wait_for(&mut self, out: &mut [Completion], timeout: Duration) -> Result<usize, Error> {
         match self.poll(out) {
-            0 if self.wait(timeout)? => Ok(self.reap(out)),
+            0 if self.wait(timeout)? => {
+                (self.empty_polls, self.idle_polls) = (0, 0);
+                Ok(self.reap(out))
+            }
             count => Ok(count),
         }
     }

@@ -112,8 +112,6 @@ pub(crate) struct Seat {
     caches: Option<uwarp_dpdk::Caches>,
     /// When a thread of the application last turned it.
     turned_at: Instant,
-    /// A doorbell was rung from here since the last turn.
-    rung: bool,
     /// The application has not turned it for an answer since its last poll that did.
     answers: bool,
 }
@@ -149,8 +147,8 @@ impl Seat {
         let caches = registration.as_mut().filter(|_| shared).and_then(uwarp_dpdk::ThreadRegistration::detach_caches);
         let turned_at = Instant::ZERO;
         let engine = Some(engine);
-        let (rung, answers) = (false, false);
-        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, rung, answers };
+        let answers = false;
+        let seat = Self { engine, context, clock, health, is_live, wake, caches, turned_at, answers };
         Ok((seat, registration))
     }
 
@@ -207,7 +205,6 @@ impl Seat {
     /// As [`turn`](Self::turn), with the buffer caches of whoever holds the helm.
     #[inline]
     fn turn_at_helm(&mut self, now: Instant) -> Turned {
-        self.rung = false;
         let Some(mut caches) = self.caches.take() else { return self.turn(now) };
         let turned = caches.with(|| self.turn(now));
         self.caches = Some(caches);
@@ -216,14 +213,17 @@ impl Seat {
 
     /// A turn by a thread of the application, which holds the helm and polls a completion queue. `empty_polls`: how
     /// often the queue was empty in a row. Several turns, while there is nothing to do, if it only polls: to take the
-    /// helm costs as much as a turn. No turn right behind a completion, unless something was posted: a program that
-    /// drains a queue polls once more before it looks at what it got, and its answer would wait.
+    /// helm costs as much as a turn. No turn right behind a completion, unless work waits for one: a program that drains
+    /// a queue polls once more before it looks at what it got, and its answer would wait.
     fn turn_for_application(&mut self, empty_polls: u32) -> Turned {
-        if self.is_done() || empty_polls == 0 && !self.rung {
+        if self.is_done() {
+            return Turned::default();
+        }
+        self.answers = true;
+        if empty_polls == 0 && !self.has_waiting_work() {
             return Turned::default();
         }
         let most = if empty_polls >= POLLS_OF_A_WAIT { IDLE_TURNS } else { 1 };
-        self.answers = true;
         self.turn_guarded(most)
     }
 
@@ -253,7 +253,6 @@ impl Seat {
 
     #[inline]
     fn turn_until_busy(&mut self, most: u32) -> Turned {
-        self.rung = false;
         // The time stamp counters of two cores may differ by less than a hand-over takes.
         self.turned_at = self.turned_at.max(self.clock.now());
         let mut turned = Turned::default();
@@ -269,8 +268,12 @@ impl Seat {
     /// Rings a doorbell from the thread that has the seat. False if the doorbells for all threads have to be used.
     #[inline]
     fn ring_here(&mut self, number: u32) -> bool {
-        self.rung = true;
         self.engine.as_mut().is_some_and(|engine| each_kind!(engine, engine => engine.ring_here(number)))
+    }
+
+    #[inline]
+    fn has_waiting_work(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| each_kind!(engine, engine => engine.has_waiting_work()))
     }
 
     fn enable_wakeups(&mut self) -> bool {

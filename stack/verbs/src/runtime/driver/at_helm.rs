@@ -28,7 +28,8 @@ const LONGEST_REST: Duration = Duration::from_millis(1);
 const POLLS_BEFORE_CALL: u32 = 64;
 
 /// A turn by a thread of the application that polls a completion queue, if nobody else turns the engine now.
-/// `empty_polls`: how often the queue was empty in a row since its last completion. True if the turn had something to do.
+/// `empty_polls`: how often the queue was empty in a row since its last completion. True if the turn had something to
+/// do.
 #[inline]
 pub(crate) fn turn_for_application(helm: &Helm, empty_polls: u32) -> bool {
     let Some(mut held) = helm.try_take() else {
@@ -105,6 +106,12 @@ pub(crate) fn run(helm: &Helm, mut seat: Seat, options: &EngineOptions) {
     drop(seat);
 }
 
+/// As much as is counted in this time by a program that polls once in each `each`.
+#[inline]
+fn polls_in(time: Duration, each: Duration) -> u128 {
+    time.as_nanos().div_ceil(each.as_nanos())
+}
+
 /// How the engine's thread sees whether the application polls.
 struct Watch {
     /// What was counted at the last look, and when that was.
@@ -130,23 +137,30 @@ impl Watch {
         }
     }
 
-    /// Whether the application has polled all the time since the last look, and nobody has begun to wait.
+    /// Whether the application has polled all the time since the last look, and nobody has begun to wait. The thread
+    /// looks whenever its patience is over; if the last look was longer ago, the thread did not run. Then the
+    /// application may have the same core, and need not have polled longer.
     #[inline]
     fn is_polled(&mut self, helm: &Helm, now: Instant) -> bool {
-        let elapsed = now.as_nanos().saturating_sub(self.looked_at.as_nanos());
-        if u128::from(elapsed) < self.patience.as_nanos() {
+        if self.elapsed(now) < self.patience {
             return false;
         }
         let calls = self.calls;
-        self.look(helm, now, POLL_TIME) && self.calls == calls
+        self.look(helm, now) >= polls_in(self.patience, POLL_TIME) && self.calls == calls
     }
 
-    /// Whether as much was counted since the last look as in polling once in each `time`.
-    fn look(&mut self, helm: &Helm, now: Instant, time: Duration) -> bool {
-        let (polled, elapsed) = (helm.polled(), now.as_nanos().saturating_sub(self.looked_at.as_nanos()));
+    /// The time since the last look.
+    #[inline]
+    fn elapsed(&self, now: Instant) -> Duration {
+        Duration::from_nanos(now.as_nanos().saturating_sub(self.looked_at.as_nanos()))
+    }
+
+    /// What was counted since the last look.
+    fn look(&mut self, helm: &Helm, now: Instant) -> u128 {
+        let polled = helm.polled();
         let counted = polled.wrapping_sub(self.polled);
         (self.polled, self.looked_at, self.calls) = (polled, now, helm.calls());
-        u128::from(counted) * time.as_nanos() >= u128::from(elapsed)
+        counted.into()
     }
 
     /// Lets the application turn the engine for as long as it polls. Returns with the helm.
@@ -167,7 +181,9 @@ impl Watch {
         let mut rest = LEAST_REST;
         loop {
             let is_called = helm.rest(rest);
-            let is_polled = self.look(helm, clock.now(), TURN_TIME);
+            let now = clock.now();
+            let needed = polls_in(self.elapsed(now), TURN_TIME);
+            let is_polled = self.look(helm, now) >= needed;
             if is_called || !is_polled {
                 self.is_back = !is_called;
                 return helm.come_back();
@@ -175,5 +191,47 @@ impl Watch {
             self.patience = PATIENCE.max(self.patience / 2);
             rest = (rest * 2).min(LONGEST_REST);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use uwarp_ring::Notifier;
+
+    const START: Instant = Instant::from_nanos(1_000_000_000);
+
+    /// Whether a program polls that counted so much in this time.
+    fn is_polled(counted: u32, time: Duration) -> bool {
+        let helm = Helm::new(None, Arc::new(Notifier::new().unwrap()));
+        let mut watch = Watch::new(&helm);
+        watch.look(&helm, START);
+        helm.count(counted);
+        watch.is_polled(&helm, START + time)
+    }
+
+    #[test]
+    fn a_program_polls_that_counts_one_in_a_microsecond_while_the_thread_runs() {
+        assert!(is_polled(50, PATIENCE));
+        assert!(!is_polled(49, PATIENCE));
+        assert!(!is_polled(1_000, PATIENCE - Duration::from_nanos(1)), "it is too early to say");
+    }
+
+    #[test]
+    fn a_program_on_the_core_of_the_thread_polls_while_the_thread_does_not_run() {
+        // A time slice of the thread, in which nothing was polled, is not counted against the program.
+        assert!(is_polled(256, Duration::from_millis(4)));
+        assert!(!is_polled(5, Duration::from_millis(4)));
+    }
+
+    #[test]
+    fn whoever_calls_does_not_poll() {
+        let helm = Helm::new(None, Arc::new(Notifier::new().unwrap()));
+        let mut watch = Watch::new(&helm);
+        watch.look(&helm, START);
+        helm.count(1_000);
+        helm.call();
+        assert!(!watch.is_polled(&helm, START + PATIENCE));
     }
 }

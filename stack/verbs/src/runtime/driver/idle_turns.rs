@@ -169,8 +169,8 @@ fn a_poll_stops_turning_at_a_completion() {
 #[test]
 fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_poll() {
     let (mut here, mut there) = connected();
-    for id in (0..100).step_by(4) {
-        there.queue_pair.post_receive(&[0, 1, 2, 3].map(|more| ReceiveRequest::new(id + more, &[]))).unwrap();
+    for id in (0..100).step_by(5) {
+        there.queue_pair.post_receive(&[0, 1, 2, 3, 4].map(|more| ReceiveRequest::new(id + more, &[]))).unwrap();
         // A thread that polls all the time is the one that may turn the engine when it posts. Who looks at turns is
         // not.
         let deadline = Instant::now() + LONG;
@@ -191,9 +191,47 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
         assert_eq!([completed(), completed(), completed()], [Some(id), Some(id + 1), Some(id + 2)]);
         assert_eq!(received(10), [id + 1, id + 2]);
         // Right behind a completion a poll turns the engine only for what was posted.
-        here.queue_pair.post_send(&[SendRequest::send(id + 3, &[])]).unwrap();
+        here.queue_pair.post_send(&[SendRequest::send(id + 3, &[]).signalled()]).unwrap();
         assert!(received(10).is_empty());
-        assert!(here.queue.poll_one().is_none());
+        assert_eq!(here.queue.poll_one().map(|completion| completion.id), Some(id + 3));
         assert_eq!(received(10), [id + 3]);
+        // The next one does not turn it, and the first post behind that leaves at once, too.
+        assert!(here.queue.poll_one().is_none());
+        here.queue_pair.post_send(&[SendRequest::send(id + 4, &[])]).unwrap();
+        here.queue_pair.answer_at_once();
+        assert_eq!(received(10), [id + 4]);
     }
+}
+
+#[test]
+fn a_post_right_behind_a_completion_leaves_with_the_next_poll_by_whatever_doorbell() {
+    let (mut here, mut there) = connected();
+    for id in 0..50 {
+        there.queue_pair.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+        here.queue_pair.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+        here.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        here.settle();
+        assert_eq!(there.poll(), at_once(id));
+        // Who looks at turns rings the doorbells for all threads.
+        there.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        assert!(there.poll().busy > 0);
+        assert_eq!(here.poll(), at_once(id));
+    }
+}
+
+#[test]
+fn work_without_a_completion_does_not_end_a_wait() {
+    let (mut here, mut there) = connected();
+    let mut counted = 0;
+    for id in 0..50 {
+        there.settle();
+        here.queue_pair.post_send(&[SendRequest::write(id, &[], 0, 0)]).unwrap();
+        here.settle();
+        let polls = [there.poll(), there.poll()];
+        // A timer's turn is one more.
+        if polls == [Polled { turns: 9, busy: 1, completion: None }, in_vain(8)] {
+            counted += 1;
+        }
+    }
+    assert!(counted > 0);
 }
