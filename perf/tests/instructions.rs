@@ -1,7 +1,7 @@
 //! Holds the instruction budgets: `uwarp-bench instructions` over `baselines/budgets.json`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
@@ -98,6 +98,15 @@ fn exceeded(record: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>, slack: 
     names.into_iter().filter_map(judge).collect()
 }
 
+fn record_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("baselines/budgets.json")
+}
+
+fn record() -> Record {
+    let record = std::fs::read_to_string(record_path()).expect("the record");
+    serde_json::from_str(&record).expect("a record")
+}
+
 /// The goals that these figures miss.
 fn above_ceilings(figures: &BTreeMap<String, u64>) -> Vec<&'static str> {
     let is_missed = |(name, most): &(&'static str, u64)| figures.get(*name).is_none_or(|count| count > most);
@@ -110,7 +119,6 @@ fn no_operation_takes_more_instructions_than_its_budget() {
         uwarp_notes::skipped("the instruction budgets were not held: valgrind is missing (apt-get install valgrind)");
         return;
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("baselines/budgets.json");
     let rustc = output(Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version"));
     let rustc = rustc.trim();
     let counted = output(Command::new(build()).args(["instructions", "--set", "budgets", "--json"]));
@@ -119,12 +127,10 @@ fn no_operation_takes_more_instructions_than_its_budget() {
         assert_eq!(above_ceilings(&counts.instructions), [""; 0], "these goals were reached before");
         let record = Record { rustc: rustc.to_owned(), counts };
         let text = serde_json::to_string_pretty(&record).expect("numbers and strings") + "\n";
-        std::fs::write(&path, text).expect("the record can be written");
+        std::fs::write(record_path(), text).expect("the record can be written");
         return;
     }
-    let record = std::fs::read_to_string(&path).expect("the record");
-    let record: Record = serde_json::from_str(&record).expect("a record");
-    assert_eq!(above_ceilings(&record.counts.instructions), [""; 0], "the record is above these goals");
+    let record = record();
     if counts.kernels != record.counts.kernels {
         let (ours, recorded) = (&counts.kernels, &record.counts.kernels);
         uwarp_notes::skipped(&format!(
@@ -138,6 +144,8 @@ fn no_operation_takes_more_instructions_than_its_budget() {
         uwarp_notes::skipped(&format!(
             "the instruction budgets were held to {slack} % only: this is {rustc}, the record is of {recorded}"
         ));
+    } else {
+        assert_eq!(above_ceilings(&counts.instructions), [""; 0], "these goals are missed");
     }
     let exceeded = exceeded(&record.counts.instructions, &counts.instructions, slack);
     assert!(
@@ -146,6 +154,11 @@ fn no_operation_takes_more_instructions_than_its_budget() {
          If the change is worth it, update the record with '{BLESS}' and say why in the commit.",
         exceeded.join("\n  ")
     );
+}
+
+#[test]
+fn the_record_reaches_the_goals() {
+    assert_eq!(above_ceilings(&record().counts.instructions), [""; 0]);
 }
 
 #[test]
