@@ -14,8 +14,8 @@ pub const PACKAGE: &str = "libfabric-bin";
 /// Where its server waits for the client before the test.
 const PORT: u16 = 47_592;
 
-/// How much longer a run takes than those of other programs. The mean includes the connection's set-up, which takes some
-/// 50 ms: libfabric looks for its events every 10 ms.
+/// How much longer a run takes than those of other programs. The mean includes the connection's set-up, which takes
+/// some 50 ms: libfabric looks for its events every 10 ms.
 const LONGER: u32 = 5;
 
 /// Mean round trip in nanoseconds over a provider. `adapt` adds what an end needs: 0 is the server.

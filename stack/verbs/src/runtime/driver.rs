@@ -213,8 +213,8 @@ impl Seat {
 
     /// A turn by a thread of the application, which holds the helm and polls a completion queue. `empty_polls`: how
     /// often the queue was empty in a row. Several turns, while there is nothing to do, if it only polls: to take the
-    /// helm costs as much as a turn. No turn right behind a completion, unless work waits for one: a program that drains
-    /// a queue polls once more before it looks at what it got, and its answer would wait.
+    /// helm costs as much as a turn. No turn right behind a completion, unless work waits for one: a program that
+    /// drains a queue polls once more before it looks at what it got, and its answer would wait.
     fn turn_for_application(&mut self, empty_polls: u32) -> Turned {
         if self.is_done() {
             return Turned::default();
