@@ -159,8 +159,10 @@ impl Queue {
         loop {
             let asked = wanted.min(count - received);
             // SAFETY: the caller's promises; each burst goes behind what the earlier ones brought.
-            let place = unsafe { end.add(usize::from(received)) };
-            let brought = unsafe { fast::rx_burst(self.operations, self.index, place, asked) };
+            let brought = unsafe {
+                let place = end.add(usize::from(received));
+                fast::rx_burst(self.operations, self.index, place, asked)
+            };
             received += brought;
             if brought < asked || received == count {
                 break;
