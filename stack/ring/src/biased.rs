@@ -4,6 +4,8 @@
 mod tests;
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::{PoisonError, TryLockError};
@@ -29,10 +31,16 @@ pub struct BiasedLock<T> {
     /// A favourite is inside. Only one thread ever writes this: see [`Streak::thread`].
     inside: AtomicBool,
     mutex: Mutex<Streak>,
+    /// That of the mutex, while a [`BiasedGuard`] that came by it lives. It is here so that a guard fits into two
+    /// registers: one in memory, written in parts and read as a whole, would stall the favourite.
+    streak: UnsafeCell<MaybeUninit<MutexGuard<'static, Streak>>>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread at a time has the value, so it has to be one that may change threads.
+// SAFETY: one thread at a time has the value, so it has to be one that may change threads. The mutex's guard never
+// does: who holds the mutex puts it here and takes it out again, and a lock that moves is not borrowed by any guard.
+unsafe impl<T: Send> Send for BiasedLock<T> {}
+// SAFETY: as above.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 // A panic leaves the value as it was at that moment: as with a mutex whose poison is ignored, its users see to that.
@@ -60,8 +68,10 @@ const LONGEST_STREAK: u32 = 1 << 16;
 /// What is locked, in the hands of one thread.
 pub struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// `None`: in the hands of the favourite.
-    mutex: Option<MutexGuard<'a, Streak>>,
+    /// Not in the hands of the favourite: [`BiasedLock::streak`] is there.
+    by_mutex: bool,
+    /// It ends on the thread on which it began, as a mutex's guard does.
+    _thread: PhantomData<*const ()>,
 }
 
 /// A number that identifies a living thread: never 0.
@@ -139,6 +149,7 @@ impl<T> BiasedLock<T> {
             favourite: AtomicUsize::new(0),
             inside: AtomicBool::new(false),
             mutex: Mutex::new(streak),
+            streak: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(value),
         }
     }
@@ -150,7 +161,7 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
         match self.enter() {
-            Entered::Inside => BiasedGuard { lock: self, mutex: None },
+            Entered::Inside => self.favourites(),
             Entered::Already => panic!("a thread takes a lock that it holds"),
             Entered::NotFavourite => self.lock_by_mutex(),
         }
@@ -160,7 +171,7 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
         match self.enter() {
-            Entered::Inside => Some(BiasedGuard { lock: self, mutex: None }),
+            Entered::Inside => Some(self.favourites()),
             Entered::Already => None,
             Entered::NotFavourite => self.try_lock_by_mutex(),
         }
@@ -170,7 +181,7 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub fn lock_as_favourite(&self) -> Option<BiasedGuard<'_, T>> {
         match self.enter() {
-            Entered::Inside => Some(BiasedGuard { lock: self, mutex: None }),
+            Entered::Inside => Some(self.favourites()),
             Entered::Already | Entered::NotFavourite => None,
         }
     }
@@ -183,7 +194,7 @@ impl<T> BiasedLock<T> {
         while self.inside.load(Acquire) {
             give_way();
         }
-        BiasedGuard { lock: self, mutex: Some(streak) }
+        self.by_mutex(streak)
     }
 
     /// Takes the lock by plain stores, if the calling thread may.
@@ -249,14 +260,30 @@ impl<T> BiasedLock<T> {
             }
         }
         if streak.length < streak.wanted || !may_favour() {
-            return BiasedGuard { lock: self, mutex: Some(streak) };
+            return self.by_mutex(streak);
         }
         (streak.length, streak.is_settled) = (0, true);
         // Before the mutex is free: whoever takes it next sees that somebody is inside.
         self.inside.store(true, Relaxed);
         self.favourite.store(me, Relaxed);
         drop(streak);
-        BiasedGuard { lock: self, mutex: None }
+        self.favourites()
+    }
+
+    /// The guard of the favourite, which is inside.
+    #[inline(always)]
+    fn favourites(&self) -> BiasedGuard<'_, T> {
+        BiasedGuard { lock: self, by_mutex: false, _thread: PhantomData }
+    }
+
+    /// The guard of whoever holds the mutex.
+    fn by_mutex<'a>(&'a self, streak: MutexGuard<'a, Streak>) -> BiasedGuard<'a, T> {
+        // SAFETY: only who holds the mutex uses the cell. The mutex's guard stays within its life: it leaves the cell
+        // when the guard that is returned ends, which borrows the lock as long.
+        self.streak.with_mut(|cell| unsafe {
+            (*cell).write(std::mem::transmute::<MutexGuard<'a, Streak>, MutexGuard<'static, Streak>>(streak))
+        });
+        BiasedGuard { lock: self, by_mutex: true, _thread: PhantomData }
     }
 }
 
@@ -288,7 +315,11 @@ impl<T> DerefMut for BiasedGuard<'_, T> {
 impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.mutex.is_none() {
+        if self.by_mutex {
+            // SAFETY: this guard came by the mutex, whose guard lies there since. It is taken out once: guards end
+            // once.
+            drop(self.lock.streak.with_mut(|cell| unsafe { (*cell).assume_init_read() }));
+        } else {
             self.lock.inside.store(false, Release);
         }
     }
@@ -303,6 +334,6 @@ impl<T> fmt::Debug for BiasedLock<T> {
 
 impl<T> fmt::Debug for BiasedGuard<'_, T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("BiasedGuard").field("by_favourite", &self.mutex.is_none()).finish_non_exhaustive()
+        formatter.debug_struct("BiasedGuard").field("by_favourite", &!self.by_mutex).finish_non_exhaustive()
     }
 }

@@ -126,7 +126,7 @@ pub struct CompletionQueue {
     /// Rings that follow those of `lanes`, in order, with their engines: they come when those are empty and the engine
     /// has left them.
     replacements: Vec<(usize, Consumer<Completion>)>,
-    /// The lane to begin with, so that a busy engine does not starve the others.
+    /// The lane to begin with, and the engine to turn, so that a busy engine does not starve the others.
     next: usize,
     depth: usize,
     /// Empty polls in a row since the last completion. Wraps around.
@@ -314,7 +314,7 @@ impl CompletionQueue {
         let mut count = 0;
         let mut empty_polls = self.empty_polls;
         for _ in 0..MOST_TURNS {
-            let engine = &self.shared.engines[self.next % self.shared.engines.len()];
+            let engine = &self.shared.engines[self.next];
             if self.core.notifier.is_armed() || !at_helm::turn_for_application(engine.helm(), empty_polls) {
                 break;
             }
