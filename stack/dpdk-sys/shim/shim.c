@@ -28,14 +28,9 @@
 
 #include "shim.h"
 
-uint32_t uwarp_lcore_id(void)
+uint32_t *uwarp_lcore(void)
 {
-	return rte_lcore_id();
-}
-
-void uwarp_lcore_set(uint32_t lcore)
-{
-	RTE_PER_LCORE(_lcore_id) = lcore;
+	return &RTE_PER_LCORE(_lcore_id);
 }
 
 int uwarp_cancellable(int cancellable)

@@ -9,9 +9,9 @@ struct rte_mempool;
 struct rte_mbuf;
 struct rte_ring;
 
+/* Where the calling thread's lcore number is. */
+uint32_t *uwarp_lcore(void);
 /* Of the calling thread. */
-uint32_t uwarp_lcore_id(void);
-void uwarp_lcore_set(uint32_t lcore);
 int uwarp_errno(void);
 /* Lets the calling thread be cancelled or not; whether it could be before. */
 int uwarp_cancellable(int cancellable);

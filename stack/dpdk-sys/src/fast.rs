@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use crate::{
     RTE_MAX_LCORE, RTE_PKTMBUF_HEADROOM, UWARP_MBUF_EXTERNAL, UWARP_MBUF_INDIRECT, rte_eth_fp_ops, rte_mbuf,
-    rte_mempool, rte_mempool_cache, rte_ring, uwarp_lcore_id, uwarp_lcore_set, uwarp_mbuf_free_segment,
-    uwarp_mbuf_raw_alloc, uwarp_mbuf_raw_free,
+    rte_mempool, rte_mempool_cache, rte_ring, uwarp_lcore, uwarp_mbuf_free_segment, uwarp_mbuf_raw_alloc,
+    uwarp_mbuf_raw_free,
 };
 
 /// This thread's lcore is not known yet. Neither a valid number nor `LCORE_ID_ANY`.
@@ -25,8 +25,8 @@ thread_local! {
 
 #[cold]
 fn ask_lcore() -> u32 {
-    // SAFETY: reads a thread-local variable.
-    let lcore = unsafe { uwarp_lcore_id() };
+    // SAFETY: a thread-local variable of DPDK's.
+    let lcore = unsafe { *uwarp_lcore() };
     LCORE.set(lcore);
     lcore
 }
@@ -45,18 +45,45 @@ pub fn lcore_changed() {
     LCORE.set(NOT_ASKED);
 }
 
-/// Makes this the calling thread's lcore, and with it that lcore's caches its own. Returns the former one.
+/// Makes this the calling thread's lcore, and with it that lcore's caches its own.
 ///
 /// # Safety
-/// The number is `LCORE_ID_ANY`, or that of a registered thread, and no other thread uses that lcore's caches until the
-/// calling thread has another lcore.
-#[inline]
-pub unsafe fn exchange_lcore(lcore: u32) -> u32 {
-    let former = lcore_id();
-    // SAFETY: writes a thread-local variable.
-    unsafe { uwarp_lcore_set(lcore) };
+/// The number is `LCORE_ID_ANY`, or that of a registered thread, and no other thread uses that lcore's caches while the
+/// calling thread has it.
+pub unsafe fn set_lcore(lcore: u32) {
+    // SAFETY: a thread-local variable of DPDK's.
+    unsafe { *uwarp_lcore() = lcore };
     LCORE.set(lcore);
-    former
+}
+
+/// Runs `work` with this as the calling thread's lcore, which then has its former one again. The two thread-local
+/// variables are looked up once, which costs a library a call each.
+///
+/// # Safety
+/// As [`set_lcore`]: nobody else uses the caches of `lcore` during `work`, and nobody those of the former one.
+#[inline(always)]
+pub unsafe fn with_lcore<T>(lcore: u32, work: impl FnOnce() -> T) -> T {
+    struct Former<'a> {
+        lcore: u32,
+        place: *mut u32,
+        known: &'a Cell<u32>,
+    }
+    impl Drop for Former<'_> {
+        #[inline(always)]
+        fn drop(&mut self) {
+            // SAFETY: the same thread's variable.
+            unsafe { *self.place = self.lcore };
+            self.known.set(self.lcore);
+        }
+    }
+    LCORE.with(|known| {
+        // SAFETY: a thread-local variable of DPDK's.
+        let place = unsafe { uwarp_lcore() };
+        // SAFETY: as above.
+        let _former = Former { lcore: unsafe { place.replace(lcore) }, place, known };
+        known.set(lcore);
+        work()
+    })
 }
 
 /// The device's functions and queues.

@@ -212,7 +212,7 @@ impl ThreadRegistration {
         let alive = Arc::new(());
         self.detached = Some(Detached { lcore, alive: Arc::clone(&alive) });
         // SAFETY: the thread has no lcore from here on.
-        unsafe { fast::exchange_lcore(sys::UWARP_LCORE_ANY) };
+        unsafe { fast::set_lcore(sys::UWARP_LCORE_ANY) };
         Some(Caches { lcore, _alive: alive })
     }
 }
@@ -226,7 +226,7 @@ impl Drop for ThreadRegistration {
                 return;
             }
             // SAFETY: the `Caches` are gone, and with them all other users of this thread's lcore.
-            unsafe { fast::exchange_lcore(lcore) };
+            unsafe { fast::set_lcore(lcore) };
         }
         let depth = REGISTRATIONS.get() - 1;
         REGISTRATIONS.set(depth);
@@ -247,25 +247,14 @@ pub struct Caches {
     _alive: Arc<()>,
 }
 
-/// Gives a thread its lcore back.
-struct FormerLcore(u32);
-
-impl Drop for FormerLcore {
-    fn drop(&mut self) {
-        // SAFETY: the thread had it before, and nobody else got it meanwhile: an lcore belongs to a thread or to a
-        // `Caches`.
-        unsafe { fast::exchange_lcore(self.0) };
-    }
-}
-
 impl Caches {
     /// Runs `work`, which uses these caches, on the calling thread.
     #[inline]
     pub fn with<T>(&mut self, work: impl FnOnce() -> T) -> T {
         // SAFETY: there is one value for an lcore, it is borrowed exclusively, and the registered thread has no lcore
-        // itself.
-        let _former = FormerLcore(unsafe { fast::exchange_lcore(self.lcore) });
-        work()
+        // itself. The calling thread's own one nobody else gets meanwhile: an lcore belongs to a thread or to a
+        // `Caches`.
+        unsafe { fast::with_lcore(self.lcore, work) }
     }
 }
 
@@ -275,6 +264,7 @@ impl Caches {
 pub fn without_cancellation<T>(work: impl FnOnce() -> T) -> T {
     struct Former(bool);
     impl Drop for Former {
+        #[inline(always)]
         fn drop(&mut self) {
             if self.0 {
                 // SAFETY: a call that changes the calling thread's own state.
