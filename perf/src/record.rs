@@ -240,10 +240,14 @@ impl Machine {
 
     /// Whether a sample was taken in this condition.
     pub fn had(&self, sample: &Sample) -> bool {
-        let near = |line: f64| line <= self.cacheline_ns * SAME && line >= self.cacheline_ns / SAME;
         let quick = |time: f64| time <= self.arithmetic_ns * UNDISTURBED;
+        self.had_distance(sample) && sample.arithmetic_ns.is_none_or(|times| times.into_iter().all(quick))
+    }
+
+    /// Whether a sample was taken on CPUs at this distance.
+    fn had_distance(&self, sample: &Sample) -> bool {
+        let near = |line: f64| line <= self.cacheline_ns * SAME && line >= self.cacheline_ns / SAME;
         sample.cacheline_ns.is_none_or(|times| times.into_iter().all(near))
-            && sample.arithmetic_ns.is_none_or(|times| times.into_iter().all(quick))
     }
 }
 
@@ -334,7 +338,7 @@ pub struct Ratio {
     /// Lower quartile, median and upper quartile of the ratios of single rounds. The parts of a round are close in
     /// time, so other load on the machine mostly slows both.
     pub rounds: [f64; 3],
-    /// Rounds that have both figures.
+    /// Rounds that have both figures, with the CPUs at their usual distance.
     pub count: usize,
 }
 
@@ -347,9 +351,14 @@ impl Ratio {
             kept.quartiles().map(|[_, median, _]| median).filter(|_| kept.count() >= ENOUGH)
         };
         let kept = median(above).zip(median(below)).map(|(above, below)| above / below);
-        let below: BTreeMap<u32, f64> = below.samples.iter().map(|sample| (sample.round, sample.value)).collect();
+        // Between the parts of a round, the host may have moved the CPUs.
+        let in_place = |figure: &'_ Figure| {
+            let samples = figure.samples.iter().filter(|sample| machine.had_distance(sample));
+            samples.map(|sample| (sample.round, sample.value)).collect::<BTreeMap<u32, f64>>()
+        };
+        let below = in_place(below);
         let mut each: Vec<f64> =
-            above.samples.iter().filter_map(|sample| Some(sample.value / below.get(&sample.round)?)).collect();
+            in_place(above).into_iter().filter_map(|(round, value)| Some(value / below.get(&round)?)).collect();
         each.sort_by(f64::total_cmp);
         Some(Self { kept, rounds: quartiles(&each)?, count: each.len() })
     }
@@ -435,6 +444,21 @@ mod tests {
         assert_eq!((ratio.count, ratio.rounds), (2, [1.0, 3.0, 3.0]));
         assert!(ratio.kept.is_none(), "two samples are too few for a ratio of medians");
         assert!(Ratio::of(&run.devices["memif"], &key("a"), &key("c"), run.machine()).is_none());
+    }
+
+    #[test]
+    fn a_round_in_which_the_cpus_moved_yields_no_ratio() {
+        let figures = figures(&[
+            ("a", 1, 10.0, 100.0),
+            ("b", 1, 5.0, 100.0),
+            ("a", 2, 50.0, 500.0),
+            ("b", 2, 5.0, 100.0),
+            ("a", 3, 12.0, 90.0),
+            ("b", 3, 4.0, 110.0),
+        ]);
+        let run = Run { about: About::here(), devices: [("memif".to_owned(), figures)].into() };
+        let ratio = Ratio::of(&run.devices["memif"], &key("a"), &key("b"), run.machine()).expect("two rounds count");
+        assert_eq!((ratio.count, ratio.rounds), (2, [2.0, 3.0, 3.0]));
     }
 
     #[test]

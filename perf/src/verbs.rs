@@ -127,7 +127,8 @@ fn measure(
     }
     parts.uwarp(perf, DEVICE, WRITE, "write-bandwidth", 1 << 16, &[])?;
     parts.attempt(IB_WRITE_BW, 1 << 16, &[Quantity::Bandwidth], |duration| {
-        Ok(vec![drop_in.bandwidth(place, IB_WRITE_BW, 1 << 16, iterations(duration, 10_000))?])
+        let count = iterations(duration * perftest::LONGER_BANDWIDTH, 10_000);
+        Ok(vec![drop_in.bandwidth(place, IB_WRITE_BW, 1 << 16, count)?])
     })?;
     parts.libfabric(place, LIBFABRIC_VERBS, "verbs;ofi_rxm", 64, adapt)?;
     parts.libfabric(place, LIBFABRIC_RXM, "tcp;ofi_rxm", 64, |end, _| end)?;

@@ -87,6 +87,10 @@ impl DropIn {
     }
 }
 
+/// How much longer a bandwidth tool runs than uwarp's own. It counts from the first Write on: TCP's slow start and the
+/// first use of every buffer, some 20 ms, which uwarp's tools leave out as warm-up.
+pub const LONGER_BANDWIDTH: u32 = 4;
+
 /// A latency: full round trips in nanoseconds.
 #[derive(Debug, PartialEq)]
 pub struct RoundTrip {
