@@ -2,6 +2,7 @@
 
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, padding_len};
 use uwarp_memory::{Access, AccessError, Association, OpenRegion, Turn, kernels};
+use uwarp_wire::ddp::TAGGED_HEADER_LEN;
 use uwarp_wire::mpa::crc_to_octets;
 
 use crate::api::work::Sge;
@@ -9,6 +10,9 @@ use crate::api::work::Sge;
 /// Payload up to this many octets is copied first and summed up together with its headers: one run of the CRC kernel
 /// costs less than three. Longer payload is copied and summed up in one pass.
 pub(crate) const SHORT: usize = 256;
+
+/// Octets of the length field and the shorter header, that of tagged segments.
+const FIRST: usize = LENGTH_LEN + TAGGED_HEADER_LEN;
 
 /// Builds an FPDU of DDP's and RDMAP's headers and the octets of `entry`, at most [`SHORT`]; gives its length. `None`:
 /// it does not fit, or the memory is refused.
@@ -29,8 +33,14 @@ pub(crate) fn build_short<const HEADER: usize>(
     if entry.length > 0 {
         turn.gather(association, entry.stag, entry.offset, &mut room[payload_at..end], Access::LOCAL_READ).ok()?;
     }
-    room[..LENGTH_LEN].copy_from_slice(&((end - LENGTH_LEN) as u16).to_be_bytes());
-    room[LENGTH_LEN..payload_at].copy_from_slice(&header);
+    // As two words and the rest: the CRC reads words, and one that was written in parts has to leave the core first.
+    let mut first = [0; FIRST];
+    first[..LENGTH_LEN].copy_from_slice(&((end - LENGTH_LEN) as u16).to_be_bytes());
+    first[LENGTH_LEN..].copy_from_slice(&header[..FIRST - LENGTH_LEN]);
+    let words = u128::from_le_bytes(first);
+    room[..FIRST / 2].copy_from_slice(&(words as u64).to_le_bytes());
+    room[FIRST / 2..FIRST].copy_from_slice(&((words >> 64) as u64).to_le_bytes());
+    room[FIRST..payload_at].copy_from_slice(&header[FIRST - LENGTH_LEN..]);
     // At most three octets of padding; the CRC field is written over the rest.
     room[end..end + CRC_LEN].fill(0);
     let crc = if crc { kernels::crc32c(&room[..crc_at]) } else { 0 };
