@@ -152,12 +152,16 @@ impl Eal {
     /// [`Error::NoThreadSlot`] if 127 threads are registered.
     pub fn register_thread(&self) -> Result<ThreadRegistration, Error> {
         let depth = REGISTRATIONS.get();
-        if depth == 0 && fast::lcore_id() == sys::UWARP_LCORE_ANY {
-            // SAFETY: EAL runs; the thread is not registered.
-            if unsafe { sys::rte_thread_register() } != 0 {
-                return Err(Error::NoThreadSlot);
+        if depth == 0 {
+            OWN_LCORE.set(sys::UWARP_LCORE_ANY);
+            if fast::lcore_id() == sys::UWARP_LCORE_ANY {
+                // SAFETY: EAL runs; the thread is not registered.
+                if unsafe { sys::rte_thread_register() } != 0 {
+                    return Err(Error::NoThreadSlot);
+                }
+                fast::lcore_changed();
+                OWN_LCORE.set(fast::lcore_id());
             }
-            fast::lcore_changed();
         }
         REGISTRATIONS.set(depth + 1);
         Ok(ThreadRegistration { detached: None, _not_send: PhantomData })
@@ -183,6 +187,8 @@ pub fn version() -> String {
 
 thread_local! {
     static REGISTRATIONS: Cell<u32> = const { Cell::new(0) };
+    /// The lcore that a registration gave this thread. While it uses another thread's [`Caches`] it has that one's.
+    static OWN_LCORE: Cell<u32> = const { Cell::new(sys::UWARP_LCORE_ANY) };
 }
 
 /// Keeps the thread that created it registered with DPDK. It cannot leave that thread.
@@ -206,7 +212,8 @@ impl ThreadRegistration {
     /// none.
     pub fn detach_caches(&mut self) -> Option<Caches> {
         let lcore = fast::lcore_id();
-        if self.detached.is_some() || REGISTRATIONS.get() != 1 || lcore == sys::UWARP_LCORE_ANY {
+        let is_own = lcore != sys::UWARP_LCORE_ANY && lcore == OWN_LCORE.get();
+        if self.detached.is_some() || REGISTRATIONS.get() != 1 || !is_own {
             return None;
         }
         let alive = Arc::new(());
@@ -230,7 +237,12 @@ impl Drop for ThreadRegistration {
         }
         let depth = REGISTRATIONS.get() - 1;
         REGISTRATIONS.set(depth);
-        if depth == 0 {
+        if depth > 0 {
+            return;
+        }
+        // Otherwise it was not registered here, or has the lcore of others now; then its slot is lost.
+        let own = OWN_LCORE.replace(sys::UWARP_LCORE_ANY);
+        if own != sys::UWARP_LCORE_ANY && own == fast::lcore_id() {
             pool::flush_caches();
             // SAFETY: this thread was registered by `register_thread`, and nothing here uses its slot any more.
             unsafe { sys::rte_thread_unregister() };

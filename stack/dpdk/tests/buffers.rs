@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use common::{
     connect, contents, directory, eal, exchange, fill, memif, open, options, receive, send, vhost, virtio, whole,
 };
+use dpdk_sys::UWARP_LCORE_ANY;
+use dpdk_sys::fast::lcore_id;
 use uwarp_dpdk::{
     ChecksumStatus, DeviceConfig, Eal, Error, HEADROOM, Mbuf, MemifRole, Port, PortOptions, Queue, TxChecksum,
 };
@@ -213,6 +215,32 @@ fn buffers_dropped_on_another_thread_come_back() {
         .unwrap();
         assert_eq!(queue.pool_levels().tx_free, total, "nothing stays in a cache that nobody uses");
     }
+}
+
+#[test]
+fn a_registration_that_ends_within_the_caches_of_another_thread_leaves_them_alone() {
+    let eal = &eal();
+    let mut registration = eal.register_thread().unwrap();
+    let mut caches = registration.detach_caches().unwrap();
+    let lent = &mut caches;
+    let lcore = std::thread::scope(|scope| {
+        let within = || {
+            let mut inner = eal.register_thread().unwrap();
+            assert!(inner.detach_caches().is_none(), "they are detached already");
+            drop(inner);
+            lcore_id()
+        };
+        scope.spawn(move || lent.with(within)).join().unwrap()
+    });
+    let newcomer = || {
+        let _registration = eal.register_thread().unwrap();
+        lcore_id()
+    };
+    let other = std::thread::scope(|scope| scope.spawn(newcomer).join().unwrap());
+    assert_ne!(other, lcore, "two threads have one lcore");
+    drop(caches);
+    drop(registration);
+    assert_eq!(lcore_id(), UWARP_LCORE_ANY);
 }
 
 #[test]

@@ -279,7 +279,8 @@ impl<T> BiasedLock<T> {
     /// The guard of whoever holds the mutex.
     fn by_mutex<'a>(&'a self, streak: MutexGuard<'a, Streak>) -> BiasedGuard<'a, T> {
         // SAFETY: only who holds the mutex uses the cell. The mutex's guard stays within its life: it leaves the cell
-        // when the guard that is returned ends, which borrows the lock as long.
+        // when the guard that is returned ends, which borrows the lock as long. If that one is forgotten, it stays
+        // there for ever, and so does the mutex locked: nobody reads it.
         self.streak.with_mut(|cell| unsafe {
             (*cell).write(std::mem::transmute::<MutexGuard<'a, Streak>, MutexGuard<'static, Streak>>(streak))
         });
