@@ -516,20 +516,28 @@ static void threads_client(struct end end)
 static atomic_uint polls;
 static atomic_int is_enough;
 
+static atomic_int is_cancelled;
+
 static void *poll_until_cancelled(void *argument)
 {
-	/* The calls of the library are not async-cancel-safe. */
+	/* The calls of the library are not async-cancel-safe: such a thread disables cancellation around them. It enables it only when
+	 * it is cancelled already. The C library's signal, which it sends to a thread that it finds enabled, may come when the thread
+	 * is disabled again, and ends it then. */
 	int is_asynchronous = argument != NULL, former;
 
-	if (is_asynchronous)
+	if (is_asynchronous) {
+		check(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &former) == 0);
 		check(pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &former) == 0);
+	}
 	for (;;) {
-		if (is_asynchronous)
-			check(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &former) == 0);
 		reap();
 		atomic_fetch_add(&polls, 1);
-		if (is_asynchronous)
-			check(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &former) == 0);
+		if (is_asynchronous) {
+			check(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &former) == 0);
+			check(former == PTHREAD_CANCEL_DISABLE);
+			if (atomic_load(&is_cancelled))
+				pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &former);
+		}
 		pthread_testcancel();
 	}
 	return NULL;
@@ -576,9 +584,11 @@ static void cancel_client(struct end end)
 	threads_end = end;
 	check(pthread_create(&writer, NULL, write_until_enough, NULL) == 0);
 	for (round = 0; round < 40; round++) {
+		atomic_store(&is_cancelled, 0);
 		check(pthread_create(&victim, NULL, poll_until_cancelled, round % 2 ? &polls : NULL) == 0);
 		await_more(&polls, 200);
 		check(pthread_cancel(victim) == 0);
+		atomic_store(&is_cancelled, 1);
 		check(pthread_join(victim, &result) == 0 && result == PTHREAD_CANCELED);
 		await_more(&finished, 50);
 	}
