@@ -515,7 +515,7 @@ static void threads_client(struct end end)
 /* cancel: threads that poll, and so turn the engine, are cancelled one after the other, and a thread beside them goes on. */
 static atomic_uint polls;
 static atomic_int is_enough;
-
+/* The victim may end now. */
 static atomic_int is_cancelled;
 
 static void *poll_until_cancelled(void *argument)
