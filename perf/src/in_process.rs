@@ -1,7 +1,7 @@
 //! Both ends in one thread, connected in memory: the cost of the stack itself, without a device or a second core.
 //!
-//! The times of such a run depend on the machine. Instruction counts do not: `instructions` counts those of the same
-//! work.
+//! The times of such a run depend on the machine. Instruction counts with a stepped clock do not: `instructions` counts
+//! those of the same work.
 
 use std::time::{Duration, Instant};
 
@@ -75,10 +75,17 @@ pub struct Options {
     /// as ib_write_lat does (wants two CPUs)
     #[arg(long)]
     pub engine_thread: bool,
+    /// Let the engines' clock move by 100 ns a turn, whatever a turn takes: counts of instructions, which include
+    /// timers, do not depend on the machine then
+    #[arg(long)]
+    pub stepped_clock: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
+
+/// How long a turn takes by a stepped clock.
+const STEP: Duration = Duration::from_nanos(100);
 
 /// Switched on at both ends; what is not atomic takes the same way without.
 const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
@@ -249,6 +256,7 @@ fn measure(options: &Options) -> anyhow::Result<Duration> {
         !options.engine_thread || options.work == Work::WritePingPong,
         "--engine-thread is for write-ping-pong: the other kinds of work turn the engines themselves"
     );
+    ensure!(!options.stepped_clock || uwarp::measure::step_clock(STEP), "the clock is in use already");
     if options.work == Work::Forward {
         let started = Instant::now();
         ensure!(uwarp_switch::measure::forward(options.iterations, options.size).is_some(), "the switch loses frames");

@@ -98,7 +98,7 @@ fn run(figure: &Figure, rounds: u64) -> anyhow::Result<(u64, String)> {
     let output = valgrind
         .arg(std::env::current_exe()?)
         .args(["in-process", &figure.work.name(), "--size", &figure.size.to_string()])
-        .args(["--iterations", &rounds.to_string()])
+        .args(["--iterations", &rounds.to_string(), "--stepped-clock"])
         .stdin(Stdio::null())
         .output()
         .context("cannot run valgrind: apt-get install valgrind")?;

@@ -48,6 +48,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         qps,
         mtu: 1500,
         engine_thread: false,
+        stepped_clock: false,
         json: false,
     };
     let (mut here, mut there, mut listener) = in_process::ends(&shared)?;

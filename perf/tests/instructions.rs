@@ -24,9 +24,6 @@ const OPTIMISED: [&str; 10] = [
 const SETTINGS: [&str; 4] = ["opt-level=3", "debug-assertions=false", "overflow-checks=false", "codegen-units=1"];
 /// How much more than the record is too much, in percent.
 const SLACK: u64 = 2;
-/// What is added to it for a poll: it contains a turn whose timers fire by the clock, and callgrind and other programs
-/// slow down everything but that. Runs on a busy machine differ by so much.
-const CLOCKED: [(&str, u64); 2] = [("poll", 8), ("ibv_poll_cq", 8)];
 /// Goals that are reached, which no record may exceed.
 const CEILINGS: [(&str, u64); 2] = [("write", 2_500), ("frame through the switch", 400)];
 /// [`SLACK`] with another compiler than the record's.
@@ -82,12 +79,8 @@ fn build() -> String {
 /// The figures that are more than `slack` percent over the record, and those that one of the two lacks.
 fn exceeded(record: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>, slack: u64) -> Vec<String> {
     let names: std::collections::BTreeSet<&String> = record.keys().chain(now.keys()).collect();
-    let allowed = |name: &str| {
-        let clocked = CLOCKED.iter().find(|(clocked, _)| *clocked == name);
-        slack + clocked.map_or(0, |(_, more)| *more)
-    };
     let judge = |name: &String| match (record.get(name), now.get(name)) {
-        (Some(record), Some(now)) if now * 100 <= record * (100 + allowed(name)) => None,
+        (Some(record), Some(now)) if now * 100 <= record * (100 + slack) => None,
         (Some(record), Some(now)) => {
             let percent = 100.0 * (*now as f64 / *record as f64 - 1.0);
             Some(format!("{name}: {now} instructions, the record has {record} (+{percent:.1} %)"))

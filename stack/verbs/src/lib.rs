@@ -206,6 +206,8 @@
 mod capabilities;
 pub mod config;
 mod error;
+#[doc(hidden)]
+pub mod measure;
 mod rdma;
 mod runtime;
 pub mod stats;

@@ -4,6 +4,7 @@
 //! constant, does not stop, and is the same on all cores), else the system's monotonic clock.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use uwarp_memory::cycles;
 use uwarp_tcp::Instant;
@@ -13,15 +14,24 @@ const START: u64 = 1_000_000_000;
 /// How long the counter is compared with the system's clock, which gives its rate to about 20 parts in a million.
 const CALIBRATION: Duration = Duration::from_millis(5);
 
-/// A source of [`Instant`]s that all engines share, so their time stamps are comparable.
+/// The clock that all engines share, so their time stamps are comparable.
+static CLOCK: OnceLock<Clock> = OnceLock::new();
+/// How often a [`Clock::Stepped`] was read.
+static READINGS: AtomicU64 = AtomicU64::new(0);
+
+/// A source of [`Instant`]s.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    origin: std::time::Instant,
-    counter: Option<Counter>,
+pub(crate) enum Clock {
+    /// The time stamp counter.
+    Counter(Counter),
+    /// The system's monotonic clock, from this moment on.
+    System(std::time::Instant),
+    /// So many nanoseconds pass from one reading to the next, whichever engine reads.
+    Stepped(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Counter {
+pub(crate) struct Counter {
     origin: u64,
     /// Nanoseconds per cycle, times 2^32.
     scale: u64,
@@ -30,19 +40,25 @@ struct Counter {
 impl Clock {
     /// The process's clock. The first call takes some milliseconds.
     pub(crate) fn get() -> Self {
-        static CLOCK: OnceLock<Clock> = OnceLock::new();
-        *CLOCK.get_or_init(|| Clock { origin: std::time::Instant::now(), counter: calibrate() })
+        *CLOCK.get_or_init(|| calibrate().map_or_else(|| Clock::System(std::time::Instant::now()), Clock::Counter))
     }
 
     /// Time since the first use.
     #[inline]
     pub(crate) fn now(&self) -> Instant {
-        let nanoseconds = match (self.counter, cycles()) {
-            (Some(counter), Some(now)) => counter.nanoseconds(now),
-            _ => self.origin.elapsed().as_nanos() as u64,
+        let nanoseconds = match self {
+            // Calibration has shown that cycles can be read.
+            Clock::Counter(counter) => counter.nanoseconds(cycles().unwrap_or_default()),
+            Clock::System(origin) => origin.elapsed().as_nanos() as u64,
+            Clock::Stepped(step) => step * READINGS.fetch_add(1, Ordering::Relaxed),
         };
         Instant::from_nanos(START + nanoseconds)
     }
+}
+
+/// As [`crate::measure::step_clock`] says.
+pub(crate) fn step(by: Duration) -> bool {
+    CLOCK.set(Clock::Stepped(by.as_nanos() as u64)).is_ok()
 }
 
 impl Counter {
@@ -78,6 +94,14 @@ mod tests {
         let nanoseconds = counter.nanoseconds(1_000 + years * 2_500_000_000);
         assert_eq!(nanoseconds / 1_000_000_000, years - 1);
         assert_eq!(counter.nanoseconds(0), 0);
+    }
+
+    #[test]
+    fn a_stepped_clock_moves_when_it_is_read() {
+        let clock = Clock::Stepped(100);
+        let first = clock.now();
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(clock.now().as_nanos() - first.as_nanos(), 100);
     }
 
     #[test]
