@@ -170,8 +170,15 @@ impl Mbuf {
             // existing one, so no ordering is needed. 65,535 references to one packet cannot occur: each is an `Mbuf`
             // that is held somewhere, or is in a descriptor of a device.
             unsafe {
-                let before = fast::reference_count(segment).fetch_add(1, Ordering::Relaxed);
-                assert!(before < u16::MAX / 2, "too many references to one packet buffer");
+                let count = fast::reference_count(segment);
+                if count.load(Ordering::Relaxed) == 1 {
+                    // It is ours, and `&Mbuf` stays on this thread: nobody else changes the count now. A locked
+                    // instruction would wait until all stores before it have left the core.
+                    count.store(2, Ordering::Relaxed);
+                } else {
+                    let before = count.fetch_add(1, Ordering::Relaxed);
+                    assert!(before < u16::MAX / 2, "too many references to one packet buffer");
+                }
                 segment = (*segment).next;
             }
         }

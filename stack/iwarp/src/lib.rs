@@ -28,4 +28,4 @@ mod vectors;
 pub use fault::Fault;
 pub use receive::{Delivery, SendEnd};
 pub use stream::Stream;
-pub use transmit::{Cut, Message, Segment, SendKind};
+pub use transmit::{Cut, LONGEST_HEADER, Message, Segment, SendKind};

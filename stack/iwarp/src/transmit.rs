@@ -284,23 +284,27 @@ impl Message {
         Some(self.cut_at_most(clamp(mulpdu) - self.header_len(), out))
     }
 
+    /// As [`Message::cut_into`], for a tagged message: gives the header instead of writing it. `None` also if the
+    /// message is untagged.
+    #[inline(always)]
+    pub fn cut_tagged(&mut self, mulpdu: u16) -> Option<([u8; TAGGED_HEADER_LEN], Cut)> {
+        let Target::Tagged { stag, offset } = self.target else { return None };
+        if self.finished {
+            return None;
+        }
+        let cut = self.next_cut(clamp(mulpdu) - self.header_len());
+        let header = self.tagged_header(stag, offset, &cut).to_octets();
+        self.advance(&cut);
+        Some((header, cut))
+    }
+
     #[inline(always)]
     fn cut_at_most(&mut self, room: u32, out: &mut [u8]) -> Cut {
-        let left = self.length - self.cut;
-        let payload_offset = self.cut;
-        let header_len = self.header_len();
-        let payload_len = left.min(room);
-        let last = payload_len == left;
+        let cut = self.next_cut(room);
+        let Cut { payload_offset, last, .. } = cut;
         match &self.target {
             Target::Tagged { stag, offset } => {
-                TaggedHeader {
-                    last,
-                    control: Control::new(self.opcode),
-                    stag: *stag,
-                    // A sink offset is the peer's, and so is a wrap of it (RFC 5040 §4.4).
-                    offset: offset.wrapping_add(u64::from(payload_offset)),
-                }
-                .emit(out);
+                self.tagged_header(*stag, *offset, &cut).emit(out);
             }
             Target::Untagged { queue, sequence_number, invalidate_stag } => {
                 UntaggedHeader {
@@ -327,9 +331,34 @@ impl Message {
                 out[UNTAGGED_HEADER_LEN..UNTAGGED_HEADER_LEN + body_len].copy_from_slice(&body[..body_len]);
             }
         }
-        self.cut += payload_len;
-        self.finished = last;
-        Cut { header_len: header_len as usize, payload_offset, payload_len, last }
+        self.advance(&cut);
+        cut
+    }
+
+    /// The segment that comes next, with at most `room` octets of payload.
+    #[inline(always)]
+    fn next_cut(&self, room: u32) -> Cut {
+        let left = self.length - self.cut;
+        let payload_len = left.min(room);
+        let header_len = self.header_len() as usize;
+        Cut { header_len, payload_offset: self.cut, payload_len, last: payload_len == left }
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, cut: &Cut) {
+        self.cut += cut.payload_len;
+        self.finished = cut.last;
+    }
+
+    #[inline(always)]
+    fn tagged_header(&self, stag: Stag, offset: TaggedOffset, cut: &Cut) -> TaggedHeader {
+        TaggedHeader {
+            last: cut.last,
+            control: Control::new(self.opcode),
+            stag,
+            // A sink offset is the peer's, and so is a wrap of it (RFC 5040 §4.4).
+            offset: offset.wrapping_add(u64::from(cut.payload_offset)),
+        }
     }
 }
 

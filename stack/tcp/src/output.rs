@@ -101,7 +101,8 @@ impl Connection {
     /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return,
     /// in fewer steps. `segment` becomes its segment, and `room` is what [`Connection::room_for_alike`] has left. Since
     /// that was asked, nothing else may have happened, and `now` is the same.
-    #[inline]
+    // Inlined, so that what it returns need not be in memory.
+    #[inline(always)]
     pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment, room: &mut u32) -> Option<Slice> {
         let unsent = self.sender.queue.first_unsent()?;
         let len = unsent.len;

@@ -53,6 +53,8 @@ pub(crate) struct Pattern {
     headers: usize,
     /// Where TCP's begin in `octets`.
     tcp_at: usize,
+    /// TCP's header length, as the half of a word that it stands in beside the flags.
+    data_offset: u16,
     /// Octets of the segment's payload.
     len: u32,
     /// Sum of the pseudo-header and of TCP's header without its sequence number and flags.
@@ -75,7 +77,7 @@ impl Pattern {
         *room = self.octets;
         let header = room.get_mut(self.tcp_at..)?.first_chunk_mut::<{ tcp::HEADER_LEN }>()?;
         header[4..8].copy_from_slice(&segment.sequence.0.to_be_bytes());
-        let control = u16::from(header[12] & 0xf0) << 8 | segment.flags.bits();
+        let control = self.data_offset | segment.flags.bits();
         header[12..14].copy_from_slice(&control.to_be_bytes());
         // The checksum for a device that completes it is the same.
         if let Some(payload) = payload_sum {
@@ -215,7 +217,8 @@ impl Template {
             sum += u64::from(ALIGNED) + u64::from(timestamps.value) + u64::from(timestamps.echo);
         }
         let octets = *headroom.last_chunk()?;
-        Some(Pattern { octets, headers, tcp_at: PATTERN - tcp_len, len: segment.len, sum })
+        let data_offset = (tcp_len as u16 / 4) << 12;
+        Some(Pattern { octets, headers, tcp_at: PATTERN - tcp_len, data_offset, len: segment.len, sum })
     }
 
     #[inline(never)]

@@ -1,7 +1,7 @@
 //! FPDUs of a message that is longer than one.
 
-use uwarp_iwarp::Cut;
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
+use uwarp_iwarp::{Cut, LONGEST_HEADER};
 use uwarp_memory::{Access, AccessError, OpenRegion, Turn, kernels};
 
 use crate::api::work::Sge;
@@ -106,9 +106,16 @@ pub(crate) fn build_segment(
     crc: bool,
     source: &mut Option<OpenSource<'_>>,
 ) -> Result<usize, AccessError> {
-    let place = room.get_mut(LENGTH_LEN..);
-    let Some(cut) = place.and_then(|place| outgoing.message.cut_into(limit, place)) else { return Ok(0) };
-    let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, crc);
+    if room.len() < LENGTH_LEN + LONGEST_HEADER {
+        return Ok(0);
+    }
+    let (mut fpdu, cut) = match outgoing.message.cut_tagged(limit) {
+        Some((header, cut)) => (Fpdu::begin_tagged(room, &header, cut.payload_len, crc), cut),
+        None => {
+            let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else { return Ok(0) };
+            (Fpdu::begin(room, cut.header_len, cut.payload_len, crc), cut)
+        }
+    };
     if let Some(open) = source
         && cut.payload_len <= open.left
         && fpdu.gather_all(&open.region, open.offset)

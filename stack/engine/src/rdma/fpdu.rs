@@ -14,6 +14,18 @@ pub(crate) const SHORT: usize = 256;
 /// Octets of the length field and the shorter header, that of tagged segments.
 const FIRST: usize = LENGTH_LEN + TAGGED_HEADER_LEN;
 
+/// Writes the length field of an FPDU with `ulpdu_len` octets of ULPDU, and as much of the header as fits behind it: as
+/// two words, since the CRC reads words, and one that was written in parts has to leave the core first.
+#[inline(always)]
+fn write_first(room: &mut [u8], ulpdu_len: usize, header: &[u8]) {
+    let mut first = [0; FIRST];
+    first[..LENGTH_LEN].copy_from_slice(&(ulpdu_len as u16).to_be_bytes());
+    first[LENGTH_LEN..].copy_from_slice(&header[..FIRST - LENGTH_LEN]);
+    let words = u128::from_le_bytes(first);
+    room[..FIRST / 2].copy_from_slice(&(words as u64).to_le_bytes());
+    room[FIRST / 2..FIRST].copy_from_slice(&((words >> 64) as u64).to_le_bytes());
+}
+
 /// Builds an FPDU of DDP's and RDMAP's headers and the octets of `entry`, at most [`SHORT`]; gives its length. `None`:
 /// it does not fit, or the memory is refused.
 #[inline(always)]
@@ -33,13 +45,7 @@ pub(crate) fn build_short<const HEADER: usize>(
     if entry.length > 0 {
         turn.gather(association, entry.stag, entry.offset, &mut room[payload_at..end], Access::LOCAL_READ).ok()?;
     }
-    // As two words and the rest: the CRC reads words, and one that was written in parts has to leave the core first.
-    let mut first = [0; FIRST];
-    first[..LENGTH_LEN].copy_from_slice(&((end - LENGTH_LEN) as u16).to_be_bytes());
-    first[LENGTH_LEN..].copy_from_slice(&header[..FIRST - LENGTH_LEN]);
-    let words = u128::from_le_bytes(first);
-    room[..FIRST / 2].copy_from_slice(&(words as u64).to_le_bytes());
-    room[FIRST / 2..FIRST].copy_from_slice(&((words >> 64) as u64).to_le_bytes());
+    write_first(room, end - LENGTH_LEN, &header);
     room[FIRST..payload_at].copy_from_slice(&header[FIRST - LENGTH_LEN..]);
     // At most three octets of padding; the CRC field is written over the rest.
     room[end..end + CRC_LEN].fill(0);
@@ -66,6 +72,24 @@ impl<'a> Fpdu<'a> {
         let payload_len = payload_len as usize;
         let ulpdu_len = header_len + payload_len;
         room[..LENGTH_LEN].copy_from_slice(&(ulpdu_len as u16).to_be_bytes());
+        Fpdu::with_header(room, header_len, payload_len, crc)
+    }
+
+    /// Begins with the length field and the headers of a tagged segment.
+    #[inline(always)]
+    pub(crate) fn begin_tagged(
+        room: &'a mut [u8],
+        header: &[u8; TAGGED_HEADER_LEN],
+        payload_len: u32,
+        crc: bool,
+    ) -> Fpdu<'a> {
+        let payload_len = payload_len as usize;
+        write_first(room, TAGGED_HEADER_LEN + payload_len, header);
+        Fpdu::with_header(room, TAGGED_HEADER_LEN, payload_len, crc)
+    }
+
+    #[inline(always)]
+    fn with_header(room: &'a mut [u8], header_len: usize, payload_len: usize, crc: bool) -> Fpdu<'a> {
         let payload_at = LENGTH_LEN + header_len;
         let register = (crc && payload_len > SHORT).then(|| kernels::crc32c_update(u32::MAX, &room[..payload_at]));
         Fpdu { room, payload_at, payload_len, crc, register }

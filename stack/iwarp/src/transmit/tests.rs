@@ -32,6 +32,23 @@ fn a_message_is_cut_into_full_segments_and_a_rest() {
 }
 
 #[test]
+fn the_header_of_a_tagged_segment_is_the_same_by_value_and_in_place() {
+    let mut given = Message::write(Stag(0x0102_0304), TaggedOffset(u64::MAX - 2000), 3000);
+    let mut written = given.clone();
+    loop {
+        let mut place = [0xee; LONGEST_HEADER];
+        let by_value = given.cut_tagged(1442);
+        assert_eq!(by_value.map(|(_, cut)| cut), written.cut_into(1442, &mut place));
+        let Some((header, _)) = by_value else { break };
+        assert_eq!(header, place[..TAGGED_HEADER_LEN]);
+    }
+    assert!(given.is_finished() && written.is_finished());
+    let mut untagged = Message::send(SendKind::Plain, MessageSequenceNumber(7), 3000);
+    assert_eq!(untagged.cut_tagged(1442), None);
+    assert_eq!(untagged.octets_cut(), 0, "it is left as it was");
+}
+
+#[test]
 fn a_message_that_just_fits_is_one_segment() {
     for (len, parts) in [(0, 1), (1, 1), (1427, 1), (1428, 1), (1429, 2)] {
         assert_eq!(segments(Message::write(Stag(1), TaggedOffset(0), len), 1442).len(), parts, "{len}");
