@@ -293,7 +293,7 @@ impl Message {
             return None;
         }
         let cut = self.next_cut(clamp(mulpdu) - self.header_len());
-        let header = self.tagged_header(stag, offset, &cut).to_octets();
+        let header = self.tagged_header((stag, offset), &cut).to_octets();
         self.advance(&cut);
         Some((header, cut))
     }
@@ -304,7 +304,7 @@ impl Message {
         let Cut { payload_offset, last, .. } = cut;
         match &self.target {
             Target::Tagged { stag, offset } => {
-                self.tagged_header(*stag, *offset, &cut).emit(out);
+                self.tagged_header((*stag, *offset), &cut).emit(out);
             }
             Target::Untagged { queue, sequence_number, invalidate_stag } => {
                 UntaggedHeader {
@@ -351,13 +351,13 @@ impl Message {
     }
 
     #[inline(always)]
-    fn tagged_header(&self, stag: Stag, offset: TaggedOffset, cut: &Cut) -> TaggedHeader {
+    fn tagged_header(&self, target: (Stag, TaggedOffset), cut: &Cut) -> TaggedHeader {
         TaggedHeader {
             last: cut.last,
             control: Control::new(self.opcode),
-            stag,
+            stag: target.0,
             // A sink offset is the peer's, and so is a wrap of it (RFC 5040 §4.4).
-            offset: offset.wrapping_add(u64::from(cut.payload_offset)),
+            offset: target.1.wrapping_add(u64::from(cut.payload_offset)),
         }
     }
 }

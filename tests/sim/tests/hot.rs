@@ -5,8 +5,14 @@ use std::time::Duration;
 
 use uwarp_sim_tests::traffic::{Plan, Tally, run};
 
-/// Seeds of one part.
-const PART: u64 = 125;
+/// Tests that run side by side, each over as many seeds.
+const PARTS: u64 = 8;
+
+/// Seeds of all parts together.
+fn seeds() -> u64 {
+    let is_long = std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0");
+    if is_long { 100_000 } else { 1_000 }
+}
 
 /// Messages that fit into a segment, several of them, and longer ones, over a network with every fault.
 fn plan(seed: u64) -> Plan {
@@ -34,18 +40,36 @@ fn plan(seed: u64) -> Plan {
     plan
 }
 
+/// Runs a seed either way; gives what the short ways did, or how they differ.
+fn compare(seed: u64) -> Result<Tally, String> {
+    let plan = plan(seed);
+    let general = Plan { hot: false, ..plan };
+    let (hot, general) = match (run(seed, &plan), run(seed, &general)) {
+        (Ok(hot), Ok(general)) => (hot, general),
+        // If TCP's checksum misses a fault in the length of an FPDU, the receiver waits for octets that nobody sends.
+        (Err(_), Err(_)) if plan.network.hidden_corruption > 0.0 => return Ok(Tally::default()),
+        (hot, general) => return Err(format!("short ways: {:?}, general code: {:?}", hot.err(), general.err())),
+    };
+    assert_eq!(general.frames[1..], [0, 0], "seed {seed}: the general code alone");
+    let differs = hot.trace.iter().zip(&general.trace).find(|(hot, general)| hot != general);
+    match differs {
+        Some((hot, general)) => Err(format!("short ways:\n  {hot}\n general code:\n  {general}")),
+        None if hot.trace.len() != general.trace.len() => Err("one trace goes on".to_owned()),
+        None => Ok(hot),
+    }
+}
+
 fn part(number: u64) {
-    let mut total = Tally::default();
-    for seed in number * PART..(number + 1) * PART {
-        let hot = run(seed, &plan(seed)).unwrap_or_else(|error| panic!("{error}"));
-        let general = run(seed, &Plan { hot: false, ..plan(seed) }).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(general.frames[1..], [0, 0], "seed {seed}: the general code alone");
-        let differs = hot.trace.iter().zip(&general.trace).find(|(hot, general)| hot != general);
-        assert_eq!(differs, None, "seed {seed}");
-        assert_eq!(hot.trace.len(), general.trace.len(), "seed {seed}");
-        total.merge(&hot);
+    let (mut total, mut differences) = (Tally::default(), Vec::new());
+    let each = seeds() / PARTS;
+    for seed in number * each..(number + 1) * each {
+        match compare(seed) {
+            Ok(hot) => total.merge(&hot),
+            Err(difference) => differences.push(format!("seed {seed}: {difference}")),
+        }
     }
     println!("{total:#?}");
+    assert!(differences.is_empty(), "{} seeds differ:\n{}", differences.len(), differences.join("\n"));
     let [frames, received, sent] = total.frames;
     // A middlebox that cuts and joins leaves fewer segments as predicted.
     assert!(received * 4 > frames && sent * 10 > frames, "the short ways are hardly taken: {:?}", total.frames);
@@ -61,14 +85,14 @@ macro_rules! parts {
 }
 
 parts! {
-    seeds_0_to_124_do_the_same_either_way = 0,
-    seeds_125_to_249_do_the_same_either_way = 1,
-    seeds_250_to_374_do_the_same_either_way = 2,
-    seeds_375_to_499_do_the_same_either_way = 3,
-    seeds_500_to_624_do_the_same_either_way = 4,
-    seeds_625_to_749_do_the_same_either_way = 5,
-    seeds_750_to_874_do_the_same_either_way = 6,
-    seeds_875_to_999_do_the_same_either_way = 7,
+    part_1_of_8_does_the_same_either_way = 0,
+    part_2_of_8_does_the_same_either_way = 1,
+    part_3_of_8_does_the_same_either_way = 2,
+    part_4_of_8_does_the_same_either_way = 3,
+    part_5_of_8_does_the_same_either_way = 4,
+    part_6_of_8_does_the_same_either_way = 5,
+    part_7_of_8_does_the_same_either_way = 6,
+    part_8_of_8_does_the_same_either_way = 7,
 }
 
 /// Work that was posted while the window was full was not looked at, and the connection counted as idle: it stood still
