@@ -167,11 +167,13 @@ impl Mbuf {
         let mut segment = self.raw.as_ptr();
         while !segment.is_null() {
             // SAFETY: every segment of the chain is live while `self` is. As for `Arc`, a new reference is made from an
-            // existing one, so no ordering is needed. 65,535 references to one packet cannot occur: each is an `Mbuf`
-            // that is held somewhere, or is in a descriptor of a device.
+            // existing one, so adding to a count needs no ordering. 65,535 references to one packet cannot occur: each
+            // is an `Mbuf` that is held somewhere, or is in a descriptor of a device.
             unsafe {
                 let count = fast::reference_count(segment);
-                if count.load(Ordering::Relaxed) == 1 {
+                // Acquires what those did who have dropped their references: the store below hides their writes of the
+                // count from whoever looks at it next.
+                if count.load(Ordering::Acquire) == 1 {
                     // It is ours, and `&Mbuf` stays on this thread: nobody else changes the count now. A locked
                     // instruction would wait until all stores before it have left the core.
                     count.store(2, Ordering::Relaxed);

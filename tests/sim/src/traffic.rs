@@ -96,6 +96,8 @@ pub struct Tally {
     pub time: Duration,
     /// Frames sent, and segments that took the short ways when they were received and sent.
     pub frames: [u64; 3],
+    /// Turns of all engines.
+    pub turns: u64,
     /// All that a run did: a digest of its frames, the completions in their order, the final state of both engines.
     pub trace: Vec<String>,
 }
@@ -114,6 +116,7 @@ impl Tally {
             *own += others;
         }
         self.time += other.time;
+        self.turns += other.turns;
         for (own, others) in self.frames.iter_mut().zip(other.frames) {
             *own += others;
         }
@@ -447,8 +450,9 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     for host in &world.hosts {
         let Some(engine) = &host.engine else { continue };
         let mut stats = engine.stats();
-        tally.merge(&Tally { frames: [stats.frames_sent, stats.hot_received, stats.hot_sent], ..Tally::default() });
-        // Left out: which way a segment took, and how often an engine was turned because a timer fired in vain.
+        let frames = [stats.frames_sent, stats.hot_received, stats.hot_sent];
+        tally.merge(&Tally { frames, turns: stats.turns, ..Tally::default() });
+        // Left out: which way a segment took, and how often an engine was turned, also for timers that fire in vain.
         (stats.hot_received, stats.hot_sent, stats.turns, stats.busy_turns) = (0, 0, 0, 0);
         tally.trace.push(format!("{stats:?}"));
     }
@@ -479,9 +483,17 @@ fn accept(world: &mut World, streams: &[Stream], requests: &Receiver<ConnectionR
     }
 }
 
+/// Whether a run failed because it stood still.
+pub fn is_stuck(error: &str) -> bool {
+    error.contains(STUCK)
+}
+
+/// What the text of such a failure contains.
+const STUCK: &str = "streams are not done after";
+
 fn stuck(world: &World, streams: &[Stream]) -> String {
     let left = streams.iter().filter(|stream| !stream.is_done()).count();
-    let mut text = format!("{left} of {} streams are not done after {:?}", streams.len(), world.now());
+    let mut text = format!("{left} of {} {STUCK} {:?}", streams.len(), world.now());
     for (number, stream) in streams.iter().enumerate().filter(|(_, stream)| !stream.is_done()).take(2) {
         for end in &stream.ends {
             let (posted, completed, received) = (end.posted, end.completed, end.received);

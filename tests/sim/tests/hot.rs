@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use uwarp_sim_tests::traffic::{Plan, Tally, run};
+use uwarp_sim_tests::traffic::{Plan, Tally, is_stuck, run};
 
 /// Tests that run side by side, each over as many seeds.
 const PARTS: u64 = 8;
@@ -40,14 +40,16 @@ fn plan(seed: u64) -> Plan {
     plan
 }
 
-/// Runs a seed either way; gives what the short ways did, or how they differ.
-fn compare(seed: u64) -> Result<Tally, String> {
+/// Runs a seed either way; gives what the short ways did, or how they differ. `None`: both got stuck behind a fault.
+fn compare(seed: u64) -> Result<Option<Tally>, String> {
     let plan = plan(seed);
     let general = Plan { hot: false, ..plan };
     let (hot, general) = match (run(seed, &plan), run(seed, &general)) {
         (Ok(hot), Ok(general)) => (hot, general),
         // If TCP's checksum misses a fault in the length of an FPDU, the receiver waits for octets that nobody sends.
-        (Err(_), Err(_)) if plan.network.hidden_corruption > 0.0 => return Ok(Tally::default()),
+        (Err(hot), Err(general)) if plan.network.hidden_corruption > 0.0 && is_stuck(&hot) && is_stuck(&general) => {
+            return Ok(None);
+        }
         (hot, general) => return Err(format!("short ways: {:?}, general code: {:?}", hot.err(), general.err())),
     };
     assert_eq!(general.frames[1..], [0, 0], "seed {seed}: the general code alone");
@@ -55,20 +57,26 @@ fn compare(seed: u64) -> Result<Tally, String> {
     match differs {
         Some((hot, general)) => Err(format!("short ways:\n  {hot}\n general code:\n  {general}")),
         None if hot.trace.len() != general.trace.len() => Err("one trace goes on".to_owned()),
-        None => Ok(hot),
+        // Timers that the short ways leave alone fire in vain more or less often.
+        None if hot.turns.abs_diff(general.turns) > general.turns / 50 => {
+            Err(format!("short ways: {} turns, general code: {}", hot.turns, general.turns))
+        }
+        None => Ok(Some(hot)),
     }
 }
 
 fn part(number: u64) {
-    let (mut total, mut differences) = (Tally::default(), Vec::new());
+    let (mut total, mut stuck, mut differences) = (Tally::default(), 0, Vec::new());
     let each = seeds() / PARTS;
     for seed in number * each..(number + 1) * each {
         match compare(seed) {
-            Ok(hot) => total.merge(&hot),
+            Ok(Some(hot)) => total.merge(&hot),
+            Ok(None) => stuck += 1,
             Err(difference) => differences.push(format!("seed {seed}: {difference}")),
         }
     }
-    println!("{total:#?}");
+    println!("{total:#?}\n{stuck} seeds got stuck behind faults that TCP's checksum missed");
+    assert!(stuck <= each / 1_000, "{stuck} of {each} seeds get stuck");
     assert!(differences.is_empty(), "{} seeds differ:\n{}", differences.len(), differences.join("\n"));
     let [frames, received, sent] = total.frames;
     // A middlebox that cuts and joins leaves fewer segments as predicted.
