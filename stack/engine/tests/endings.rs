@@ -280,6 +280,32 @@ fn destroying_a_queue_pair_does_not_take_back_what_was_completed() {
 }
 
 #[test]
+fn nor_does_an_abort_or_taking_it_away() {
+    for is_aborted in [true, false] {
+        let (mut world, mut client, server) = joined();
+        let source = world.hosts[0].register(pattern(60_000, 3), Access::LOCAL_READ);
+        let target = world.hosts[1].register(vec![0; 60_000], Access::REMOTE_WRITE);
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 60_000)), (target.stag(), 0));
+        let done = completions(&mut world, &mut client, 1, SECOND);
+        assert_eq!(done.iter().map(|one| one.status).collect::<Vec<_>>(), [Status::Success]);
+        assert_ne!(contents(&target), contents(&source), "octets are under way");
+        if is_aborted {
+            assert!(client.post_receive(2, &[]));
+            world.hosts[0].command(Command::Abort { queue_pair: client.number });
+        } else {
+            let (reply, _rings) = unbounded();
+            world.hosts[0].command(Command::AbandonQueuePair { queue_pair: client.number, reply });
+        }
+        assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::Aborted);
+        assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerClosed);
+        assert_eq!(contents(&target), contents(&source));
+        let flushed = client.poll().map(|one| (one.id, one.status));
+        assert_eq!(flushed, is_aborted.then_some((2, Status::Flushed)));
+        nothing_left(&mut world);
+    }
+}
+
+#[test]
 fn a_shutdown_waits_until_everything_is_acknowledged() {
     let (mut world, mut client, server) = joined();
     let source = world.hosts[0].register(pattern(500_000, 4), Access::LOCAL_READ);

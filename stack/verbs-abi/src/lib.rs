@@ -25,5 +25,6 @@ pub mod measure;
 #[cfg(any(test, feature = "misuse"))]
 pub mod misuse;
 mod process;
+mod taken;
 mod unsupported;
 mod verbs;

@@ -2,6 +2,7 @@
 
 use crate::errno::{ENODEV, Errno};
 use crate::lifetime;
+use crate::taken::TakenCounters;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,6 +13,15 @@ use uwarp::{Config, Context, FaultOptions};
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) context: Context,
+    /// Of its queue pairs.
+    pub(crate) taken: TakenCounters,
+}
+
+impl Process {
+    fn new(context: Context) -> Process {
+        let taken = TakenCounters::new(context.config().limits.queue_pairs);
+        Process { context, taken }
+    }
 }
 
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
@@ -27,7 +37,7 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
         .get_or_init(|| {
             log();
             match configure().and_then(|config| Context::prepare(config).map_err(|error| error.to_string())) {
-                Ok(context) => Some(Process { context }),
+                Ok(context) => Some(Process::new(context)),
                 Err(reason) => {
                     eprintln!("uwarp: no device: {reason}");
                     None
@@ -40,7 +50,7 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
 
 /// Gives the process a context of the caller's choice. False if it has one.
 pub(crate) fn adopt(context: Context) -> bool {
-    PROCESS.set(Some(Process { context })).is_ok()
+    PROCESS.set(Some(Process::new(context))).is_ok()
 }
 
 /// The context with its device open and its engine running.

@@ -7,7 +7,7 @@
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
  *   ./operations TEST server ADDRESS
  *   ./operations TEST client ADDRESS
- *   TEST: wr|srq|threads|cancel|window|fork|beside|full|moves|exit|freed
+ *   TEST: wr|srq|threads|held|cancel|window|fork|beside|full|moves|exit|freed
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -508,6 +508,60 @@ static void threads_client(struct end end)
 	for (number = 0; number < 2; number++)
 		check(pthread_join(threads[number], NULL) == 0);
 	check(atomic_load(&finished) == 2 * ROUNDS);
+	send_octets(end.id->qp, 17, "end", 3);
+	succeeded(17);
+}
+
+/* held: a request holds its place in the send queue until its completion is taken, so a completion queue of the same length
+ * never overflows, however fast the requests complete. */
+#define PLACES 64
+
+static int write_word(struct ibv_qp *qp, struct place to, uint64_t number)
+{
+	struct ibv_sge entry = { (uintptr_t)&number, sizeof(number), 0 };
+	struct ibv_send_wr *bad = NULL, request = {
+		.wr_id = number, .sg_list = &entry, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE, .wr.rdma = { to.address, to.key },
+	};
+	int failed = ibv_post_send(qp, &request, &bad);
+
+	check(bad == (failed ? &request : NULL));
+	return failed;
+}
+
+static void held_server(struct end end)
+{
+	(void)end;
+	succeeded(0);
+	check(*(uint64_t *)room == 3 * PLACES + 1);
+}
+
+static void held_client(struct end end)
+{
+	uint64_t posted = 0, taken = 0;
+	int round;
+
+	for (round = 0; round < 3; round++) {
+		while (posted < taken + PLACES)
+			check(write_word(end.id->qp, end.peer, posted++) == 0);
+		/* By now they have completed. */
+		usleep(20000);
+		check(write_word(end.id->qp, end.peer, posted) == ENOMEM);
+		ibv_wr_start(end.ex);
+		end.ex->wr_id = posted;
+		end.ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_rdma_write(end.ex, end.peer.key, end.peer.address);
+		ibv_wr_set_inline_data(end.ex, &posted, sizeof(posted));
+		check(ibv_wr_complete(end.ex) == ENOMEM);
+		/* Each that is taken makes room for one. */
+		succeeded(taken++);
+		if (round < 2) {
+			check(write_word(end.id->qp, end.peer, posted++) == 0);
+			check(write_word(end.id->qp, end.peer, posted) == ENOMEM);
+		}
+		while (taken < posted)
+			succeeded(taken++);
+	}
 	send_octets(end.id->qp, 17, "end", 3);
 	succeeded(17);
 }
@@ -1063,7 +1117,7 @@ int main(int argc, char **argv)
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|cancel|window|fork|beside|full|moves|exit|freed "
+		fprintf(stderr, "usage: operations wr|srq|threads|held|cancel|window|fork|beside|full|moves|exit|freed "
 				"server|client ADDRESS\n");
 		return 2;
 	}
@@ -1086,6 +1140,12 @@ int main(int argc, char **argv)
 			threads_server(accepted(listening(address), one_receive));
 		else
 			threads_client(connected(address, NULL));
+	} else if (strcmp(test, "held") == 0) {
+		depth = PLACES;
+		if (is_server)
+			held_server(accepted(listening(address), one_receive));
+		else
+			held_client(connected(address, NULL));
 	} else if (strcmp(test, "cancel") == 0) {
 		if (is_server)
 			cancel_server(accepted(listening(address), one_receive));

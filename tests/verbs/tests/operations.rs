@@ -41,6 +41,11 @@ fn two_threads_use_one_queue_pair_and_one_completion_queue() {
 }
 
 #[test]
+fn a_request_holds_its_place_until_its_completion_is_taken() {
+    both_ends("op-held", "held");
+}
+
+#[test]
 fn threads_that_poll_can_be_cancelled_while_another_goes_on() {
     both_ends("op-cancel", "cancel");
 }

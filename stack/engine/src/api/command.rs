@@ -63,7 +63,8 @@ pub enum Command {
         done: Option<Sender<()>>,
     },
     /// Takes a queue pair away at once: nothing of it completes any more, and completions that have no room in their
-    /// lanes yet are dropped. Its connection is reset, or closed if the peer has acknowledged all that was sent.
+    /// lanes yet are dropped. Its connection closes behind what was sent if all that was posted has completed, and is
+    /// reset otherwise.
     AbandonQueuePair {
         /// Its number.
         queue_pair: u32,
@@ -87,7 +88,8 @@ pub enum Command {
         /// Which queue pair.
         queue_pair: u32,
     },
-    /// Moves a queue pair to the error state: outstanding work is flushed and the connection is reset.
+    /// Moves a queue pair to the error state: outstanding work is flushed and the connection is reset. If all that was
+    /// posted has completed and the peer does not have it yet, the connection closes behind it instead.
     Abort {
         /// Which queue pair.
         queue_pair: u32,

@@ -113,32 +113,6 @@ impl<B: Buffer> Connections<B> {
         }
     }
 
-    /// Resets a queue pair's connection and moves the queue pair to the error state.
-    pub(crate) fn abort_queue_pair<P: Port<Buffer = B>>(
-        &mut self,
-        link: &mut Link<P>,
-        rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
-        number: u32,
-    ) {
-        // The application may have given it up before.
-        let Some(queue_pair) = rdma.queue_pair(number) else { return };
-        if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.take(counters, index)
-        {
-            connection.ends_by(DisconnectReason::Aborted);
-            if let Phase::Initiating(_) = connection.phase {
-                connection.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
-            } else {
-                connection.abort(link, counters, now);
-            }
-            self.put_back(connection);
-        }
-        rdma.flush(counters, number);
-        rdma.sweep_soon(number, now);
-    }
-
     /// Stops a listener: requests that nobody has answered are reset.
     pub(crate) fn stop_listening<P: Port<Buffer = B>>(
         &mut self,

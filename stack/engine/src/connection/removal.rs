@@ -1,6 +1,6 @@
-//! Queue pairs that are removed, and what becomes of their connections.
+//! Queue pairs that are aborted or removed, and what becomes of their connections.
 
-use crate::api::command::{Abandoned, DisconnectReason};
+use crate::api::command::{Abandoned, ConnectFailure, DisconnectReason};
 use crate::api::counters::Counters;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Lent;
@@ -58,6 +58,41 @@ impl<B: Buffer> Connections<B> {
         }
     }
 
+    /// Moves a queue pair to the error state, and resets its connection; or leaves it to TCP, if all that was posted
+    /// has completed and the peer does not have it yet.
+    pub(crate) fn abort_queue_pair<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        counters: &mut Counters,
+        now: Instant,
+        number: u32,
+    ) {
+        // The application may have given it up before.
+        let Some(queue_pair) = rdma.queue_pair(number) else { return };
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.take(counters, index)
+        {
+            connection.ends_by(DisconnectReason::Aborted);
+            if let Phase::Initiating(_) = connection.phase {
+                connection.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
+            } else if connection.tcp.octets_acknowledged() < connection.tcp.octets_pushed()
+                && let Some(queue_pair) = rdma.queue_pair(number)
+                && has_completed_all(&connection, queue_pair)
+            {
+                (connection.queue_pair, queue_pair.connection) = (None, None);
+                queue_pair.tell_end(DisconnectReason::Aborted);
+                connection.leave_to_tcp(link, rdma, counters, now);
+                connection.schedule(&mut self.ready, index);
+            } else {
+                connection.abort(link, counters, now);
+            }
+            self.put_back(connection);
+        }
+        rdma.flush(counters, number);
+        rdma.sweep_soon(number, now);
+    }
+
     /// Takes a queue pair away at once, and gives back its rings.
     pub(crate) fn abandon_queue_pair<P: Port<Buffer = B>>(
         &mut self,
@@ -76,9 +111,9 @@ impl<B: Buffer> Connections<B> {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
             queue_pair.tell_end(DisconnectReason::Aborted);
-            if has_said_all(&connection, &mut queue_pair) {
-                // A reset could overtake the acknowledgment of messages that have completed here, and the peer's would
-                // fail.
+            if has_completed_all(&connection, &mut queue_pair) {
+                // A reset would take back messages that have completed and are not acknowledged, and could overtake
+                // the acknowledgment of the peer's, which would fail.
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
             } else {
@@ -95,9 +130,8 @@ impl<B: Buffer> Connections<B> {
     }
 }
 
-/// Whether the peer has all that was posted.
-fn has_said_all(connection: &Connection, queue_pair: &mut QueuePair) -> bool {
+/// Whether all that was posted has completed, and no response is half sent.
+fn has_completed_all(connection: &Connection, queue_pair: &mut QueuePair) -> bool {
     matches!(&connection.phase, Phase::Running(running) if running.outgoing.is_none())
-        && queue_pair.send.position() == queue_pair.send.end()
-        && connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed()
+        && queue_pair.send.outstanding() == 0
 }

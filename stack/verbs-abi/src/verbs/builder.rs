@@ -1,9 +1,9 @@
 //! What `ibv_wr_start` begins: requests that are put together and posted as one list.
 
 use crate::errno::{EINVAL, Errno};
+use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Entries, Inline, Work};
-use uwarp::SendHalf;
 
 /// The requests since `ibv_wr_start`.
 #[derive(Default)]
@@ -63,22 +63,22 @@ impl Builder {
     }
 
     /// Posts the requests.
-    pub(crate) fn post(&mut self, sender: &mut SendHalf) -> Result<(), Errno> {
+    pub(crate) fn post(&mut self, queue: &mut SendQueue) -> Result<(), Errno> {
         if let Some(errno) = self.failed {
             return Err(errno);
         }
         for request in &mut self.requests[..std::mem::take(&mut self.count)] {
             let work = &request.work;
             match request.kind {
-                Kind::Entries => work::post(sender, work, &Data::Entries(request.entries.as_slice()))?,
-                Kind::Inline => work::post(sender, work, &Data::Inline(request.inline.as_slice()))?,
+                Kind::Entries => work::post(queue, work, &Data::Entries(request.entries.as_slice()))?,
+                Kind::Inline => work::post(queue, work, &Data::Inline(request.inline.as_slice()))?,
                 Kind::Bind => {
                     let bind = request.bind.take().ok_or(EINVAL)?;
-                    window::post(sender, work.id, work.flags, bind)?;
+                    window::post(queue, work.id, work.flags, bind)?;
                 }
             }
         }
-        sender.answer_at_once();
+        queue.half.answer_at_once();
         Ok(())
     }
 }

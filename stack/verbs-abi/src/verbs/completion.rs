@@ -4,7 +4,8 @@ use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
 use crate::event_fd::{self, Unacknowledged};
 use crate::handle::{Handle, object};
-use crate::process;
+use crate::process::{self, Process};
+use crate::taken::TakenCounters;
 use crate::verbs::channel::Channel;
 use crate::verbs::context::{self, next_handle};
 use libc::{c_int, c_uint, c_void};
@@ -34,6 +35,7 @@ object!(Queue: ibv_cq_ex, b"cq");
 /// The queue, and room for what is taken from it.
 pub(crate) struct Polled {
     queue: CompletionQueue,
+    taken: &'static TakenCounters,
     batch: [Completion; BATCH],
 }
 
@@ -132,12 +134,13 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut 
                 return Err(EINVAL);
             }
             let mut inner = queue.lock();
-            let Polled { queue, batch } = &mut *inner;
+            let Polled { queue, taken, batch } = &mut *inner;
             let mut done = 0;
             while done < most {
                 let wanted = BATCH.min(most - done);
                 let count = queue.poll(&mut batch[..wanted]);
                 for completion in &batch[..count] {
+                    taken.count(completion);
                     out.add(done).write(work_completion(completion));
                     done += 1;
                 }
@@ -179,7 +182,8 @@ fn create(
         if depth == 0 || vector != 0 {
             return Err(EINVAL);
         }
-        let queue = process::process()?.context.create_completion_queue(depth)?;
+        let Process { context: device, taken } = process::process()?;
+        let queue = device.create_completion_queue(depth)?;
         let notifier = queue.as_fd().try_clone_to_owned()?;
         let public = ibv_cq_ex {
             context,
@@ -205,7 +209,7 @@ fn create(
         let handle = Handle::create(
             public,
             Queue {
-                inner: BiasedLock::new(Polled { queue, batch: [Completion::default(); BATCH] }),
+                inner: BiasedLock::new(Polled { queue, taken, batch: [Completion::default(); BATCH] }),
                 notifier,
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),
@@ -317,10 +321,13 @@ fn step(cq: *mut ibv_cq_ex) -> c_int {
         unsafe {
             let queue = Handle::<Queue>::get(cq)?;
             let mut one = [Completion::default()];
-            if queue.lock().poll(&mut one) == 0 {
+            let mut inner = queue.lock();
+            if inner.poll(&mut one) == 0 {
                 nothing = true;
                 return Ok(());
             }
+            inner.taken.count(&one[0]);
+            drop(inner);
             let wc = work_completion(&one[0]);
             (*cq).wr_id = wc.wr_id;
             (*cq).status = wc.status;

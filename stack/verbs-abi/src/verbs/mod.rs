@@ -16,6 +16,7 @@ pub(crate) mod region;
 // Work, and the objects that take it.
 pub(crate) mod builder;
 pub(crate) mod pair;
+mod send_queue;
 pub(crate) mod shared_receives;
 pub(crate) mod window;
 pub(crate) mod work;

@@ -5,10 +5,11 @@ use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
+use crate::verbs::send_queue::SendQueue;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uwarp::{QueuePairControl, ReceiveHalf, SendHalf};
+use uwarp::{QueuePairControl, ReceiveHalf};
 use uwarp_ring::BiasedLock;
 
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
@@ -34,7 +35,7 @@ object!(Pair: ibv_qp_ex, b"qp");
 
 /// What posts to the send queue.
 pub(crate) struct Sender {
-    pub(crate) half: SendHalf,
+    pub(crate) queue: SendQueue,
     /// What `ibv_wr_start` has begun.
     pub(crate) builder: Builder,
 }

@@ -4,23 +4,23 @@ use crate::abi::*;
 use crate::errno::{Errno, number};
 use crate::handle::Handle;
 use crate::verbs::pair::Pair;
+use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Inline, Work, each_receive, list, octets, with_entries};
 use libc::c_int;
-use uwarp::SendHalf;
 
 /// Posts one request of C's list.
 ///
 /// # Safety
 /// The request and what it points to are readable.
 #[inline]
-unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), Errno> {
+unsafe fn post_one(queue: &mut SendQueue, request: &ibv_send_wr) -> Result<(), Errno> {
     // SAFETY: as the caller promises; which part of the union is used goes by the opcode.
     unsafe {
         if request.opcode == IBV_WR_BIND_MW {
             let bind = &request.__bindgen_anon_2.bind_mw;
             let bind = Bind::of(bind.mw, bind.rkey, &bind.bind_info)?;
-            return window::post(sender, request.wr_id, request.send_flags, bind);
+            return window::post(queue, request.wr_id, request.send_flags, bind);
         }
         let mut work = Work {
             id: request.wr_id,
@@ -40,15 +40,15 @@ unsafe fn post_one(sender: &mut SendHalf, request: &ibv_send_wr) -> Result<(), E
             if request.num_sge == 1
                 && let Some(sge) = entries.next()
             {
-                return work::post(sender, &work, &Data::Inline(octets(&sge)?));
+                return work::post(queue, &work, &Data::Inline(octets(&sge)?));
             }
             let mut inline = Inline::new();
             for sge in entries {
                 inline.push(std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize)?;
             }
-            return work::post(sender, &work, &Data::Inline(inline.as_slice()));
+            return work::post(queue, &work, &Data::Inline(inline.as_slice()));
         }
-        with_entries(request.sg_list, request.num_sge, |entries| work::post(sender, &work, &Data::Entries(entries)))
+        with_entries(request.sg_list, request.num_sge, |entries| work::post(queue, &work, &Data::Entries(entries)))
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn post_send(
             let mut next = list;
             let mut outcome = Ok(());
             while let Some(request) = next.as_ref() {
-                outcome = post_one(&mut sender.half, request);
+                outcome = post_one(&mut sender.queue, request);
                 if outcome.is_err() {
                     if let Some(bad) = bad.as_mut() {
                         *bad = next;
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 }
                 next = request.next;
             }
-            sender.half.answer_at_once();
+            sender.queue.half.answer_at_once();
             outcome
         }
     })

@@ -10,6 +10,7 @@ use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, MOST_READS, next_handle};
 use crate::verbs::domain::Domain;
 use crate::verbs::pair::{Pair, Sender, by_number, set_state, state};
+use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
 use libc::c_int;
@@ -87,9 +88,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 max_sge: entries as usize,
                 max_inline: inline,
                 signal_all: wanted.sq_sig_all != 0,
-                // As reliable connections of InfiniBand have it. Programs also rely on what follows: a peer that posts
-                // its next receive when a message came has done so before the sender hears that it arrived.
-                complete_when_acknowledged: true,
+                complete_when_acknowledged: false,
                 shared_receives: shared_queue.as_deref(),
             };
             domain.domain.create_queue_pair(&options)?
@@ -99,6 +98,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         wanted.cap.max_inline_data = inline as u32;
         let number = queue_pair.number();
         let (control, send, receive) = queue_pair.into_halves();
+        let taken = process::process()?.taken.of(number);
+        let queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, taken);
         let base = ibv_qp {
             context,
             qp_context: wanted.qp_context,
@@ -120,7 +121,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             public,
             Pair {
                 control: Mutex::new(control),
-                send: BiasedLock::new(Sender { half: send, builder: Builder::default() }),
+                send: BiasedLock::new(Sender { queue, builder: Builder::default() }),
                 receive: BiasedLock::new(receive),
                 has_builder: with_builder,
                 asynchronous: Unacknowledged::default(),
@@ -259,7 +260,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let now = state(pair);
         match wanted.qp_state {
             IBV_QPS_RESET => {
-                pair.control().reset_with(&mut pair.send.lock().half)?;
+                pair.control().reset_with(&mut pair.send.lock().queue.half)?;
                 set_state(pair, IBV_QPS_RESET);
             }
             IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),

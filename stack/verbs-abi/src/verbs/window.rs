@@ -6,11 +6,12 @@ use crate::handle::{Handle, object};
 use crate::verbs::context::next_handle;
 use crate::verbs::domain::Domain;
 use crate::verbs::region::{self, Region};
+use crate::verbs::send_queue::SendQueue;
 use crate::verbs::work::post_flagged;
 use libc::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uwarp::{Access, MemoryWindow, SendHalf, Sge};
+use uwarp::{Access, MemoryWindow, Sge};
 
 /// A memory window.
 pub(crate) struct Window {
@@ -55,12 +56,12 @@ impl Bind {
 }
 
 /// Posts a bind.
-pub(crate) fn post(sender: &mut SendHalf, id: u64, flags: c_uint, bind: Bind) -> Result<(), Errno> {
+pub(crate) fn post(queue: &mut SendQueue, id: u64, flags: c_uint, bind: Bind) -> Result<(), Errno> {
     // SAFETY: `Bind::of` has looked at the pointer.
     let window = unsafe { Handle::<Window>::get(bind.window)? };
     let mut inner = window.lock();
     let request = inner.bind_as(id, bind.stag, &bind.part, bind.first, bind.access)?;
-    post_flagged(sender, request, flags)?;
+    post_flagged(queue, request, flags)?;
     // SAFETY: our own structure.
     unsafe { (*window.public()).rkey = inner.stag() };
     Ok(())

@@ -3,8 +3,9 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno};
 use crate::verbs::completion::IMMEDIATE_OF_SEND;
+use crate::verbs::send_queue::SendQueue;
 use libc::{c_int, c_uint};
-use uwarp::{MAX_INLINE, MAX_SGE, ReceiveRequest, SendHalf, SendRequest, Sge};
+use uwarp::{MAX_INLINE, MAX_SGE, ReceiveRequest, SendRequest, Sge};
 
 /// The SGEs of a request, as uwarp has them.
 pub(crate) struct Entries {
@@ -152,7 +153,7 @@ pub(crate) enum Data<'a> {
 
 /// Posts one request.
 #[inline]
-pub(crate) fn post(sender: &mut SendHalf, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
+pub(crate) fn post(queue: &mut SendQueue, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
     let Work { id, remote, rkey, .. } = *work;
     let sent = || match data {
         Data::Entries(entries) => SendRequest::send(id, entries),
@@ -198,12 +199,12 @@ pub(crate) fn post(sender: &mut SendHalf, work: &Work, data: &Data<'_>) -> Resul
         IBV_WR_LOCAL_INV => SendRequest::local_invalidate(id, work.word),
         _ => return Err(EOPNOTSUPP),
     };
-    post_flagged(sender, request, work.flags)
+    post_flagged(queue, request, work.flags)
 }
 
 /// Posts a request with the flags of the verbs.
 #[inline]
-pub(crate) fn post_flagged(sender: &mut SendHalf, mut request: SendRequest<'_>, flags: c_uint) -> Result<(), Errno> {
+pub(crate) fn post_flagged(queue: &mut SendQueue, mut request: SendRequest<'_>, flags: c_uint) -> Result<(), Errno> {
     if flags & IBV_SEND_SIGNALED != 0 {
         request = request.signalled();
     }
@@ -215,8 +216,7 @@ pub(crate) fn post_flagged(sender: &mut SendHalf, mut request: SendRequest<'_>, 
             request = request.solicited();
         }
     }
-    sender.post_send(&[request]).map_err(|error| error.reason)?;
-    Ok(())
+    queue.post(request, flags & IBV_SEND_SIGNALED != 0)
 }
 
 /// Translates a list of receives and gives each to `post`; the first that fails is named in `bad`.

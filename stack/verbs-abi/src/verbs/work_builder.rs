@@ -80,8 +80,8 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     number(|| {
         // SAFETY: the caller's pointer.
         let mut sender = unsafe { get(qp)? }.send.lock();
-        let Sender { half, builder } = &mut *sender;
-        builder.post(half)
+        let Sender { queue, builder } = &mut *sender;
+        builder.post(queue)
     })
 }
 

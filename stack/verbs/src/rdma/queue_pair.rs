@@ -324,7 +324,8 @@ impl QueuePairControl {
         }
     }
 
-    /// Ends the connection at once: outstanding work is flushed and the peer sees a reset.
+    /// Ends the connection at once: outstanding work is flushed, and the peer sees a reset. If all that was posted has
+    /// completed and the peer does not have it yet, the connection closes behind it instead.
     pub fn abort(&mut self) {
         self.drain_events();
         if self.unbound.is_none() && self.state != QueuePairState::Idle {

@@ -49,9 +49,10 @@ impl QueuePairControl {
         Ok(())
     }
 
-    /// Ends the queue pair at once: its connection is reset, or closed if the peer has acknowledged all that was sent.
-    /// The context does not linger for it, and nothing of it completes any more. When this returns, its engine has
-    /// forgotten it, its last frames are with the device, and a switch has delivered them: the process may end at once.
+    /// Ends the queue pair at once: nothing of it completes any more. Its connection is closed behind what was sent if
+    /// all that was posted has completed, and reset otherwise. When this returns, its engine has forgotten the queue
+    /// pair, its last frames are with the device, and a switch has delivered them: the process may end at once. Until
+    /// then the engine retransmits what is lost of them.
     /// (By another thread than that of an inline context, the engine forgets it when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;

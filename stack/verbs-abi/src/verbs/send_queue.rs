@@ -1,0 +1,36 @@
+//! The send queue of a queue pair, as programs see it.
+
+use crate::errno::{ENOMEM, Errno};
+use std::sync::atomic::{AtomicU32, Ordering};
+use uwarp::{SendHalf, SendRequest};
+
+/// A send queue. As in the verbs, a request holds its place until the program has taken its completion, or that of a
+/// later request: a completion queue as long as the send queue never overflows.
+pub(crate) struct SendQueue {
+    pub(crate) half: SendHalf,
+    depth: u32,
+    signal_all: bool,
+    /// Requests posted that complete with a completion, and how many of those the program has taken, by the counter of
+    /// all queue pairs of this number.
+    signalled: u32,
+    taken: &'static AtomicU32,
+}
+
+impl SendQueue {
+    pub(crate) fn new(half: SendHalf, depth: u32, signal_all: bool, taken: &'static AtomicU32) -> SendQueue {
+        SendQueue { half, depth, signal_all, signalled: taken.load(Ordering::Acquire), taken }
+    }
+
+    /// Posts one request.
+    #[inline]
+    pub(crate) fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno> {
+        // Flushed requests complete even without the flag, so more may be taken than was counted.
+        let held = self.signalled.wrapping_sub(self.taken.load(Ordering::Acquire)).cast_signed();
+        if held >= self.depth.cast_signed() {
+            return Err(ENOMEM);
+        }
+        self.half.post_send(&[request]).map_err(|error| error.reason)?;
+        self.signalled = self.signalled.wrapping_add(u32::from(is_signalled | self.signal_all));
+        Ok(())
+    }
+}
