@@ -289,6 +289,8 @@ fn nor_does_an_abort_or_taking_it_away() {
         let done = completions(&mut world, &mut client, 1, SECOND);
         assert_eq!(done.iter().map(|one| one.status).collect::<Vec<_>>(), [Status::Success]);
         assert_ne!(contents(&target), contents(&source), "octets are under way");
+        // Not begun yet.
+        client.post_simple(3, SendOpcode::Send, None, (0, 0));
         if is_aborted {
             assert!(client.post_receive(2, &[]));
             world.hosts[0].command(Command::Abort { queue_pair: client.number });
@@ -299,8 +301,31 @@ fn nor_does_an_abort_or_taking_it_away() {
         assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::Aborted);
         assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerClosed);
         assert_eq!(contents(&target), contents(&source));
-        let flushed = client.poll().map(|one| (one.id, one.status));
-        assert_eq!(flushed, is_aborted.then_some((2, Status::Flushed)));
+        let flushed: Vec<_> = client.poll_all().iter().map(|one| (one.id, one.status)).collect();
+        let posted: &[_] = if is_aborted { &[(3, Status::Flushed), (2, Status::Flushed)] } else { &[] };
+        assert_eq!(flushed, posted);
+        nothing_left(&mut world);
+    }
+}
+
+#[test]
+fn a_message_that_is_half_sent_is_taken_back_by_both() {
+    for is_aborted in [true, false] {
+        let (mut world, mut client, server) = joined();
+        let source = world.hosts[0].register(pattern(4_000_000, 3), Access::LOCAL_READ);
+        let target = world.hosts[1].register(vec![0; 4_000_000], Access::REMOTE_WRITE);
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 4_000_000)), (target.stag(), 0));
+        assert!(world.run_until(SECOND, |_| contents(&target)[0] == contents(&source)[0]));
+        let number = client.number;
+        if is_aborted {
+            world.hosts[0].command(Command::Abort { queue_pair: number });
+        } else {
+            let (reply, _rings) = unbounded();
+            world.hosts[0].command(Command::AbandonQueuePair { queue_pair: number, reply });
+        }
+        assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::Aborted);
+        assert_eq!(end(&mut world, &server, SECOND), DisconnectReason::Reset);
+        assert_eq!(client.poll().map(|one| one.status), is_aborted.then_some(Status::Flushed));
         nothing_left(&mut world);
     }
 }

@@ -23,13 +23,12 @@ fn another(side: &Side) -> QueuePair {
 }
 
 #[test]
-fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_a_reset() {
+fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_its_end() {
     in_both_modes(|mode| {
         let (a, b) = narrow(mode);
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
         connect(&mut client, &mut server);
         server.qp.post_receive(&[ReceiveRequest::new(3, &[server.mr.sge(..).unwrap()])]).unwrap();
-        // The peer's window is small: an orderly end would linger for it.
         client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
         client.qp.post_send(&[SendRequest::send(2, &[client.mr.sge(..).unwrap()]).signalled()]).unwrap();
         let channel = EventChannel::new().unwrap();
@@ -46,7 +45,9 @@ fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_a_reset() {
         }
         client.qp = client.pd.create_queue_pair(&QueuePairOptions::new(&client.cq).limits(4, 256)).unwrap();
         assert!(server.qp.wait_disconnected(LONG).unwrap());
-        assert_eq!(server.qp.disconnect_reason(), Some(DisconnectReason::Reset));
+        // Only a message that is half sent by then ends with a reset.
+        let reason = server.qp.disconnect_reason();
+        assert!(matches!(reason, Some(DisconnectReason::Reset | DisconnectReason::PeerClosed)), "{reason:?}");
         server.qp = another(&server);
         connect(&mut client, &mut server);
     });

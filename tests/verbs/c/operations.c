@@ -538,8 +538,10 @@ static void held_server(struct end end)
 
 static void held_client(struct end end)
 {
+	struct ibv_qp_attr wanted = { .qp_state = IBV_QPS_ERR };
 	uint64_t posted = 0, taken = 0;
-	int round;
+	struct ibv_wc left;
+	int round, i;
 
 	for (round = 0; round < 3; round++) {
 		while (posted < taken + PLACES)
@@ -547,14 +549,16 @@ static void held_client(struct end end)
 		/* By now they have completed. */
 		usleep(20000);
 		check(write_word(end.id->qp, end.peer, posted) == ENOMEM);
-		ibv_wr_start(end.ex);
-		end.ex->wr_id = posted;
-		end.ex->wr_flags = IBV_SEND_SIGNALED;
-		ibv_wr_rdma_write(end.ex, end.peer.key, end.peer.address);
-		ibv_wr_set_inline_data(end.ex, &posted, sizeof(posted));
-		check(ibv_wr_complete(end.ex) == ENOMEM);
-		/* Each that is taken makes room for one. */
+		/* Each that is taken makes room for one, and a list of two is not posted in part. */
 		succeeded(taken++);
+		ibv_wr_start(end.ex);
+		for (i = 0; i < 2; i++) {
+			end.ex->wr_id = posted + i;
+			end.ex->wr_flags = IBV_SEND_SIGNALED;
+			ibv_wr_rdma_write(end.ex, end.peer.key, end.peer.address);
+			ibv_wr_set_inline_data(end.ex, &posted, sizeof(posted));
+		}
+		check(ibv_wr_complete(end.ex) == ENOMEM);
 		if (round < 2) {
 			check(write_word(end.id->qp, end.peer, posted++) == 0);
 			check(write_word(end.id->qp, end.peer, posted) == ENOMEM);
@@ -564,6 +568,14 @@ static void held_client(struct end end)
 	}
 	send_octets(end.id->qp, 17, "end", 3);
 	succeeded(17);
+	/* Completions that nobody has taken go with a reset. */
+	for (i = 0; i < 3; i++)
+		check(write_word(end.id->qp, end.peer, posted - 1) == 0);
+	check(ibv_modify_qp(end.id->qp, &wanted, IBV_QP_STATE) == 0);
+	usleep(20000);
+	wanted.qp_state = IBV_QPS_RESET;
+	check(ibv_modify_qp(end.id->qp, &wanted, IBV_QP_STATE) == 0);
+	check(ibv_poll_cq(completions, 1, &left) == 0);
 }
 
 /* cancel: threads that poll, and so turn the engine, are cancelled one after the other, and a thread beside them goes on. */

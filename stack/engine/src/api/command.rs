@@ -63,8 +63,7 @@ pub enum Command {
         done: Option<Sender<()>>,
     },
     /// Takes a queue pair away at once: nothing of it completes any more, and completions that have no room in their
-    /// lanes yet are dropped. Its connection closes behind what was sent if all that was posted has completed, and is
-    /// reset otherwise.
+    /// lanes yet are dropped. Its connection closes behind what was sent, or is reset if a message is half sent.
     AbandonQueuePair {
         /// Its number.
         queue_pair: u32,
@@ -88,8 +87,8 @@ pub enum Command {
         /// Which queue pair.
         queue_pair: u32,
     },
-    /// Moves a queue pair to the error state: outstanding work is flushed and the connection is reset. If all that was
-    /// posted has completed and the peer does not have it yet, the connection closes behind it instead.
+    /// Moves a queue pair to the error state: outstanding work is flushed and the connection is reset. If the peer does
+    /// not have all that was sent yet, and no message is half sent, the connection closes behind that instead.
     Abort {
         /// Which queue pair.
         queue_pair: u32,

@@ -58,8 +58,8 @@ impl<B: Buffer> Connections<B> {
         }
     }
 
-    /// Moves a queue pair to the error state, and resets its connection; or leaves it to TCP, if all that was posted
-    /// has completed and the peer does not have it yet.
+    /// Moves a queue pair to the error state, and resets its connection. If no message is half sent and the peer does
+    /// not have all yet, some of which may have completed, the connection is left to TCP instead.
     pub(crate) fn abort_queue_pair<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
@@ -70,6 +70,7 @@ impl<B: Buffer> Connections<B> {
     ) {
         // The application may have given it up before.
         let Some(queue_pair) = rdma.queue_pair(number) else { return };
+        let mut left_for = None;
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.take(counters, index)
         {
@@ -78,10 +79,10 @@ impl<B: Buffer> Connections<B> {
                 connection.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
             } else if connection.tcp.octets_acknowledged() < connection.tcp.octets_pushed()
                 && let Some(queue_pair) = rdma.queue_pair(number)
-                && has_completed_all(&connection, queue_pair)
+                && is_between_messages(&connection, queue_pair)
             {
                 (connection.queue_pair, queue_pair.connection) = (None, None);
-                queue_pair.tell_end(DisconnectReason::Aborted);
+                left_for = Some(connection.end.unwrap_or(DisconnectReason::Aborted));
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
             } else {
@@ -90,6 +91,13 @@ impl<B: Buffer> Connections<B> {
             self.put_back(connection);
         }
         rdma.flush(counters, number);
+        if let Some(reason) = left_for {
+            // Who hears of the end may take it for all: what waits for completions is woken first.
+            rdma.lanes.settle();
+            if let Some(queue_pair) = rdma.queue_pair(number) {
+                queue_pair.tell_end(reason);
+            }
+        }
         rdma.sweep_soon(number, now);
     }
 
@@ -111,9 +119,9 @@ impl<B: Buffer> Connections<B> {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
             queue_pair.tell_end(DisconnectReason::Aborted);
-            if has_completed_all(&connection, &mut queue_pair) {
-                // A reset would take back messages that have completed and are not acknowledged, and could overtake
-                // the acknowledgment of the peer's, which would fail.
+            if is_between_messages(&connection, &queue_pair) {
+                // A reset would take back messages that have completed and are not acknowledged. It could also overtake
+                // the acknowledgment of the peer's messages, which would then fail there.
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
             } else {
@@ -130,8 +138,7 @@ impl<B: Buffer> Connections<B> {
     }
 }
 
-/// Whether all that was posted has completed, and no response is half sent.
-fn has_completed_all(connection: &Connection, queue_pair: &mut QueuePair) -> bool {
-    matches!(&connection.phase, Phase::Running(running) if running.outgoing.is_none())
-        && queue_pair.send.outstanding() == 0
+/// Whether no message is half sent, so that the stream may end here.
+fn is_between_messages(connection: &Connection, queue_pair: &QueuePair) -> bool {
+    matches!(&connection.phase, Phase::Running(running) if running.outgoing.is_none()) && !queue_pair.send.is_cutting()
 }

@@ -130,6 +130,13 @@ fn carry_asynchronous(event: &AsyncEvent) {
             let kind = if *up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR };
             return context::push_to_all(Asynchronous { kind, element: 0 });
         }
+        AsyncEvent::OctetsNotAcknowledged { queue_pair, octets } => {
+            return tracing::warn!(
+                queue_pair,
+                octets,
+                "the connection ended before the peer had all that has completed"
+            );
+        }
         _ => return,
     };
     if let Some(element) = element {

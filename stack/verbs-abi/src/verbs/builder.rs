@@ -1,6 +1,6 @@
 //! What `ibv_wr_start` begins: requests that are put together and posted as one list.
 
-use crate::errno::{EINVAL, Errno};
+use crate::errno::{EINVAL, ENOMEM, Errno};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Entries, Inline, Work};
@@ -62,10 +62,13 @@ impl Builder {
         self.requests[..self.count].last_mut().ok_or(EINVAL)
     }
 
-    /// Posts the requests.
+    /// Posts the requests; none if the queue has no places for all.
     pub(crate) fn post(&mut self, queue: &mut SendQueue) -> Result<(), Errno> {
         if let Some(errno) = self.failed {
             return Err(errno);
+        }
+        if !queue.has_places(self.count) {
+            return Err(ENOMEM);
         }
         for request in &mut self.requests[..std::mem::take(&mut self.count)] {
             let work = &request.work;

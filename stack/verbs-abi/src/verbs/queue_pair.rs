@@ -209,9 +209,7 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let send_cq = Handle::<Queue>::get(base.send_cq.cast())?;
         let receive_cq = Handle::<Queue>::get(base.recv_cq.cast())?;
         control.destroy();
-        for queue in [send_cq, receive_cq] {
-            queue.lock().purge(base.qp_num);
-        }
+        purge(&base)?;
         for users in [&Handle::<Domain>::get(base.pd)?.users, &send_cq.users, &receive_cq.users] {
             users.fetch_sub(1, Ordering::AcqRel);
         }
@@ -219,6 +217,15 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
             shared.users.fetch_sub(1, Ordering::AcqRel);
         }
         open.objects.fetch_sub(1, Ordering::AcqRel);
+    }
+    Ok(())
+}
+
+/// Takes a queue pair's completions out of its queues. Nothing of it completes any more.
+fn purge(base: &ibv_qp) -> Result<(), Errno> {
+    for queue in [base.send_cq, base.recv_cq] {
+        // SAFETY: a queue is not destroyed before its queue pairs.
+        unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(base.qp_num);
     }
     Ok(())
 }
@@ -260,7 +267,12 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let now = state(pair);
         match wanted.qp_state {
             IBV_QPS_RESET => {
-                pair.control().reset_with(&mut pair.send.lock().queue.half)?;
+                let (mut control, mut sender) = (pair.control(), pair.send.lock());
+                control.reset_with(&mut sender.queue.half)?;
+                // As drivers of hardware do.
+                // SAFETY: our own structure.
+                purge(unsafe { &(*pair.public()).qp_base })?;
+                sender.queue.reset();
                 set_state(pair, IBV_QPS_RESET);
             }
             IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),

@@ -4,8 +4,8 @@ use crate::errno::{ENOMEM, Errno};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uwarp::{SendHalf, SendRequest};
 
-/// A send queue. As in the verbs, a request holds its place until the program has taken its completion, or that of a
-/// later request: a completion queue as long as the send queue never overflows.
+/// A send queue. As in the verbs, a request with a completion holds its place until the program has taken that: a
+/// completion queue with room for all places never overflows.
 pub(crate) struct SendQueue {
     pub(crate) half: SendHalf,
     depth: u32,
@@ -21,12 +21,23 @@ impl SendQueue {
         SendQueue { half, depth, signal_all, signalled: taken.load(Ordering::Acquire), taken }
     }
 
+    /// The queue pair is reset, and its completions are purged.
+    pub(crate) fn reset(&mut self) {
+        self.signalled = self.taken.load(Ordering::Acquire);
+    }
+
+    /// Whether so many more requests have a place.
+    #[inline]
+    pub(crate) fn has_places(&self, requests: usize) -> bool {
+        // Flushed requests complete even without the flag, so more may be taken than was counted.
+        let held = self.signalled.wrapping_sub(self.taken.load(Ordering::Acquire)).cast_signed();
+        i64::from(held) + requests as i64 <= i64::from(self.depth)
+    }
+
     /// Posts one request.
     #[inline]
     pub(crate) fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno> {
-        // Flushed requests complete even without the flag, so more may be taken than was counted.
-        let held = self.signalled.wrapping_sub(self.taken.load(Ordering::Acquire)).cast_signed();
-        if held >= self.depth.cast_signed() {
+        if !self.has_places(1) {
             return Err(ENOMEM);
         }
         self.half.post_send(&[request]).map_err(|error| error.reason)?;

@@ -95,7 +95,7 @@ pub struct QueuePairChange {
     pub signal_all: Option<bool>,
     /// Complete Sends and Writes when they are acknowledged.
     pub complete_when_acknowledged: Option<bool>,
-    /// Flush all work and reset the connection.
+    /// Flush all work and end the connection, as [`QueuePairControl::abort`] does.
     pub end: bool,
 }
 
@@ -324,8 +324,8 @@ impl QueuePairControl {
         }
     }
 
-    /// Ends the connection at once: outstanding work is flushed, and the peer sees a reset. If all that was posted has
-    /// completed and the peer does not have it yet, the connection closes behind it instead.
+    /// Ends the connection at once: outstanding work is flushed, and the peer sees a reset. If it does not have all
+    /// that was sent yet, and no message is half sent, the connection closes behind that instead.
     pub fn abort(&mut self) {
         self.drain_events();
         if self.unbound.is_none() && self.state != QueuePairState::Idle {
