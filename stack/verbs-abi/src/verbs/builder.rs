@@ -62,7 +62,8 @@ impl Builder {
         self.requests[..self.count].last_mut().ok_or(EINVAL)
     }
 
-    /// Posts the requests; none if the queue has no places for all.
+    /// Posts the requests: none if the queue has no places for all, and those before the first that is refused for
+    /// another reason.
     pub(crate) fn post(&mut self, queue: &mut SendQueue) -> Result<(), Errno> {
         if let Some(errno) = self.failed {
             return Err(errno);
@@ -70,18 +71,16 @@ impl Builder {
         if !queue.has_places(self.count) {
             return Err(ENOMEM);
         }
-        for request in &mut self.requests[..std::mem::take(&mut self.count)] {
+        let requests = &mut self.requests[..std::mem::take(&mut self.count)];
+        let outcome = requests.iter_mut().try_for_each(|request| {
             let work = &request.work;
             match request.kind {
-                Kind::Entries => work::post(queue, work, &Data::Entries(request.entries.as_slice()))?,
-                Kind::Inline => work::post(queue, work, &Data::Inline(request.inline.as_slice()))?,
-                Kind::Bind => {
-                    let bind = request.bind.take().ok_or(EINVAL)?;
-                    window::post(queue, work.id, work.flags, bind)?;
-                }
+                Kind::Entries => work::post(queue, work, &Data::Entries(request.entries.as_slice())),
+                Kind::Inline => work::post(queue, work, &Data::Inline(request.inline.as_slice())),
+                Kind::Bind => window::post(queue, work.id, work.flags, request.bind.take().ok_or(EINVAL)?),
             }
-        }
+        });
         queue.half.answer_at_once();
-        Ok(())
+        outcome
     }
 }

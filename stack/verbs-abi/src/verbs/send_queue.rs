@@ -4,19 +4,20 @@ use crate::errno::{ENOMEM, Errno};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uwarp::{SendHalf, SendRequest};
 
-/// A send queue. As in the verbs, a request with a completion holds its place until the program has taken that: a
-/// completion queue with room for all places never overflows.
+/// A send queue. As in the verbs, a signalled request holds its place until the program has polled its completion: a
+/// completion queue with room for the places of all its send queues and receives does not overflow.
 pub(crate) struct SendQueue {
     pub(crate) half: SendHalf,
+    /// Places.
     depth: u32,
     signal_all: bool,
-    /// Requests posted that complete with a completion, and how many of those the program has taken, by the counter of
-    /// all queue pairs of this number.
+    /// Signalled requests that were posted. Like `taken`, it wraps around.
     signalled: u32,
     taken: &'static AtomicU32,
 }
 
 impl SendQueue {
+    /// A queue of `depth` places. `taken`: the counter of its queue pair.
     pub(crate) fn new(half: SendHalf, depth: u32, signal_all: bool, taken: &'static AtomicU32) -> SendQueue {
         SendQueue { half, depth, signal_all, signalled: taken.load(Ordering::Acquire), taken }
     }

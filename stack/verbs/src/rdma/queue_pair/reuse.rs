@@ -50,10 +50,10 @@ impl QueuePairControl {
     }
 
     /// Ends the queue pair at once: nothing of it completes any more. Its connection closes behind what was sent, for
-    /// which TCP has 30 s, or is reset if a message is half sent. When this returns, its engine has forgotten the queue
-    /// pair, its last frames are with the device, and a switch has delivered them: the process may end at once. As long
-    /// as it lives, the engine retransmits.
-    /// (By another thread than that of an inline context, the engine forgets it when it turns next.)
+    /// which TCP has 30 s, or is reset if a message is half sent; as long as the process lives, its engine retransmits.
+    /// When this returns, the engine has forgotten the queue pair, its last frames are with the device, and a switch
+    /// has delivered them: the process may end at once. (By another thread than that of an inline context, the engine
+    /// forgets it when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;
         if self.unbound.is_some() {
