@@ -19,8 +19,8 @@ impl TakenCounters {
         &self.0[number as usize & (self.0.len() - 1)]
     }
 
-    /// Counts a completion that the program gets. The caller holds the lock of its completion queue, so a counter has one
-    /// writer at a time.
+    /// Counts a completion that the program gets. The caller holds the lock of its completion queue, so a counter has
+    /// one writer at a time.
     #[inline]
     pub(crate) fn count(&self, completion: &Completion) {
         if completion.opcode != CompletionOpcode::Receive {
