@@ -281,7 +281,7 @@ fn end_of(device: DeviceConfig, role: Role) -> DeviceConfig {
         },
         // One of the two listens.
         (DeviceConfig::VirtioUser { socket, server, .. }, Role::Server) => {
-            DeviceConfig::Vhost { socket, client: server, tso: false }
+            DeviceConfig::Vhost { socket, client: server, tso: true }
         }
         (DeviceConfig::Vhost { socket, client, .. }, Role::Client) => {
             DeviceConfig::VirtioUser { socket, server: client, packed: true, queue_size: None, mac: None }
@@ -580,7 +580,7 @@ impl NetworkFlags {
             (DeviceKind::Virtio, Role::Server) => DeviceConfig::Vhost {
                 socket: socket(),
                 client: false,
-                tso: false,
+                tso: true,
             },
             (DeviceKind::Virtio, Role::Client) => DeviceConfig::VirtioUser {
                 socket: socket(),

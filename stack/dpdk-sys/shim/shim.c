@@ -95,15 +95,6 @@ void uwarp_mbuf_free_segment(struct rte_mbuf *mbuf)
 	rte_pktmbuf_free_seg(mbuf);
 }
 
-struct rte_mbuf *uwarp_mbuf_view(struct rte_mempool *pool, struct rte_mbuf *of)
-{
-	struct rte_mbuf *view = rte_pktmbuf_alloc(pool);
-
-	if (view != NULL)
-		rte_pktmbuf_attach(view, of);
-	return view;
-}
-
 void uwarp_mempool_cache_flush(struct rte_mempool *pool)
 {
 	rte_mempool_cache_flush(NULL, pool);

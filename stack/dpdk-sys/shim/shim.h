@@ -24,8 +24,6 @@ int uwarp_link_up(uint16_t port, uint32_t *speed);
 struct rte_mbuf *uwarp_mbuf_raw_alloc(struct rte_mempool *pool);
 void uwarp_mbuf_raw_free(struct rte_mbuf *mbuf);
 void uwarp_mbuf_free_segment(struct rte_mbuf *mbuf);
-/* A buffer of the pool that shows the contents of another's first segment and holds a reference to it; or null. */
-struct rte_mbuf *uwarp_mbuf_view(struct rte_mempool *pool, struct rte_mbuf *of);
 /* Empties the calling thread's cache of the pool into the pool. */
 void uwarp_mempool_cache_flush(struct rte_mempool *pool);
 

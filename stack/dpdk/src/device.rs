@@ -61,8 +61,9 @@ pub enum DeviceConfig {
         /// Connect to the socket (and reconnect) instead of listening on it.
         #[serde(default)]
         client: bool,
-        /// Offer TCP segmentation offload to the guest.
-        #[serde(default)]
+        /// Take TCP packets that are longer than the MTU, which the other end leaves to its device to cut. Default:
+        /// yes.
+        #[serde(default = "yes")]
         tso: bool,
     },
     /// A kernel network interface that this process creates.
@@ -116,6 +117,10 @@ pub enum DeviceConfig {
         /// The address, `0000:01:00.0`, with driver arguments after a comma if any.
         address: String,
     },
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl DeviceConfig {

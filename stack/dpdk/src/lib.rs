@@ -34,6 +34,7 @@ pub use device::{DeviceConfig, MemifRole};
 pub use eal::{Caches, Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory, without_cancellation};
 pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
+pub use plan::CUT_ROOM;
 pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Rss, Statistics};
 pub use queue::{PoolLevels, Queue};
 pub use signal::with_signals_blocked;

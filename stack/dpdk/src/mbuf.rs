@@ -345,12 +345,6 @@ impl Mbuf {
         true
     }
 
-    /// The packet for C functions that take another reference to it.
-    #[inline(always)]
-    pub(crate) fn raw(&self) -> *mut rte_mbuf {
-        self.raw.as_ptr()
-    }
-
     /// Passes the reference out of Rust's control.
     #[inline(always)]
     pub(crate) fn into_raw(self) -> *mut rte_mbuf {

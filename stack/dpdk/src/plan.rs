@@ -39,8 +39,12 @@ pub(crate) struct Plan {
     /// Driver arguments.
     pub(crate) arguments: String,
     pub(crate) socket: Option<Socket>,
-    /// Storage of one packet buffer, headroom included.
-    pub(crate) data_room: u16,
+    /// Storage of a receive and of a transmit buffer, headroom included.
+    pub(crate) rx_room: u16,
+    pub(crate) tx_room: u16,
+    /// The device may be given frames that it cuts into segments. Drivers differ in the checksum that they want in such
+    /// a frame; virtio's is the one we write.
+    pub(crate) cuts: bool,
     /// Descriptors, as the pools allow them.
     pub(crate) rx_descriptors: u16,
     pub(crate) tx_descriptors: u16,
@@ -56,6 +60,11 @@ pub(crate) struct Plan {
     pub(crate) tells_mtu: Option<String>,
     pub(crate) netns: Option<String>,
 }
+
+/// Octets of a buffer for frames that are cut into segments ([`Offloads::tso`](crate::Offloads)): virtio-user's
+/// transmit buffers, and the receive buffers of a vhost with `tso`, so that such a frame is in one piece. Six segments
+/// of 1460 octets.
+pub const CUT_ROOM: u16 = 9216;
 
 /// Octets of a frame buffer: the MTU, an Ethernet header and two VLAN tags, rounded up, and at least the usual size for
 /// drivers.
@@ -156,7 +165,9 @@ impl Plan {
             name: format!("{}{number}", device.driver().unwrap_or_default()),
             arguments: String::new(),
             socket: None,
-            data_room: room + HEADROOM as u16,
+            rx_room: room + HEADROOM as u16,
+            tx_room: room + HEADROOM as u16,
+            cuts: false,
             rx_descriptors,
             tx_descriptors,
             gated: false,
@@ -224,6 +235,10 @@ impl Plan {
                 if *packed {
                     plan.arguments.push_str(",packed_vq=1");
                 }
+                plan.cuts = options.offloads.tso;
+                if plan.cuts {
+                    plan.tx_room = room.max(CUT_ROOM) + HEADROOM as u16;
+                }
                 plan.rx_descriptors = rx_descriptors.min(size);
                 plan.tx_descriptors = tx_descriptors.min(size);
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: *server });
@@ -238,6 +253,7 @@ impl Plan {
                 }
                 if *tso {
                     plan.arguments.push_str(",tso=1");
+                    plan.rx_room = room.max(CUT_ROOM) + HEADROOM as u16;
                 }
                 plan.socket = Some(Socket { path: socket.clone(), kind: SocketType::STREAM, listens: !client });
                 plan.announcement = Announcement::Peer;
@@ -269,7 +285,7 @@ impl Plan {
                 // The kernel's header precedes the frame in the same slot, and the driver needs buffers for a whole
                 // slot.
                 let slot = (u32::from(options.mtu) + 22 + PACKET_SOCKET_HEADER).next_multiple_of(512).max(2048);
-                plan.data_room = plan.data_room.max(slot as u16 + HEADROOM as u16);
+                plan.rx_room = plan.rx_room.max(slot as u16 + HEADROOM as u16);
                 let count = frame_count.unwrap_or(u32::from(rx_descriptors)).next_multiple_of(8).max(8);
                 plan.arguments = format!(
                     "iface={},qpairs={queues},blocksz={},framesz={slot},framecnt={count},qdisc_bypass=1",

@@ -229,17 +229,6 @@ impl Queue {
         unsafe { NonNull::new(fast::mbuf_alloc(self.tx_pool)).map(|raw| Mbuf::from_raw(raw)) }
     }
 
-    /// A fresh buffer of the transmit pool that shows `length` octets, from `start` on, of the storage of another
-    /// packet's first segment, and keeps a reference to it. It can be part of a chain. `None` if the pool is empty or
-    /// the storage shorter.
-    #[inline]
-    pub fn view(&mut self, of: &Mbuf, start: usize, length: usize) -> Option<Mbuf> {
-        // SAFETY: the pool and the packet are live; the buffer's one reference is ours.
-        let view =
-            unsafe { NonNull::new(dpdk_sys::uwarp_mbuf_view(self.tx_pool, of.raw())).map(|raw| Mbuf::from_raw(raw)) };
-        view.and_then(|mut view| view.set_range(start, length).then_some(view))
-    }
-
     /// The pools' levels as this thread sees them: buffers in other threads' caches count as used. It is cheap (a few
     /// loads).
     #[inline]

@@ -119,42 +119,6 @@ fn chains_hold_their_parts() {
 }
 
 #[test]
-fn a_view_shows_what_another_buffer_holds_and_keeps_it() {
-    let (port, mut queue) = loopback();
-    let before = port.pool_levels();
-    let mut payload = piece(&mut queue, b"abcdefgh");
-    let start = payload.start();
-    assert!(queue.view(&payload, start, payload.data_room()).is_none(), "beyond the storage");
-    let mut view = queue.view(&payload, start + 2, 3).expect("a buffer is free");
-    assert_eq!((view.data(), view.total_len(), view.segment_count()), (&b"cde"[..], 3, 1));
-    assert_eq!(whole(&payload), b"abcdefgh");
-    assert!(payload.storage_mut().is_none() && view.storage_mut().is_none(), "two look at it");
-    let mut tail = queue.view(&payload, start, 2).expect("a buffer is free");
-    assert!(tail.set_tx_checksum(TxChecksum::default()) && tail.clear_tx_checksum(), "it is still a view");
-    view.chain_append(tail).expect("a view has a header of its own");
-    let headers = contents(20, 9);
-    let mut head = piece(&mut queue, &headers);
-    head.chain_append(view).expect("nobody else has it");
-    send(&mut queue, head);
-    let received = receive(&mut queue, &mut || {});
-    assert_eq!(whole(&received), [&headers[..], b"cdeab"].concat());
-    drop(received);
-    assert!(payload.storage_mut().is_some(), "the views are gone");
-    // The last view may outlive its buffer's owner.
-    let view = queue.view(&payload, start, 8).expect("a buffer is free");
-    drop(payload);
-    assert_eq!(view.data(), b"abcdefgh");
-    drop(view);
-    assert_eq!(port.pool_levels(), before);
-    let (mut all, total) = (Vec::new(), before.tx_free);
-    let payload = piece(&mut queue, b"x");
-    all.extend(std::iter::from_fn(|| queue.view(&payload, start, 1)));
-    assert_eq!(all.len() as u32 + 1, total, "an empty pool returns no buffer");
-    drop((all, payload));
-    assert_eq!(port.pool_levels(), before);
-}
-
-#[test]
 fn an_unknown_checksum_is_not_called_good() {
     let (_port, mut queue) = loopback();
     let mut mbuf = queue.alloc().unwrap();

@@ -22,7 +22,7 @@ use crate::connection::time_wait::TimeWaits;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connections, HeldFrames, IPV6_AND_TCP, Opening};
 use crate::link::port::Port;
-use crate::link::{Link, Transmit};
+use crate::link::{FRAME_OCTETS, Link, Transmit};
 use crate::net::Net;
 use crate::net::addresses::Addresses;
 use crate::net::error_limit::ErrorLimit;
@@ -76,6 +76,7 @@ impl<P: Port> Core<P> {
         if payload_start + usize::from(mss) > capabilities.data_room {
             return Err(EngineError::Config("transmit buffers are too small for the device's MTU"));
         }
+        let cuts = capabilities.segmentation && capabilities.transmit_tcp_checksum;
         let mut tcp_config = config.tcp;
         tcp_config.mss = tcp_config.mss.min(mss);
         let levels = port.pool_levels();
@@ -108,7 +109,7 @@ impl<P: Port> Core<P> {
                 passed_over: false,
                 payload_start,
                 offload_tcp: capabilities.transmit_tcp_checksum,
-                segmentation_parts: capabilities.segmentation_parts,
+                frame_octets: if cuts { (capabilities.data_room - payload_start).min(FRAME_OCTETS) as u32 } else { 0 },
                 transmit: Transmit {
                     queue: VecDeque::with_capacity(2 * backlog + 64),
                     backlog,

@@ -105,7 +105,7 @@ fn losses_and_a_window_that_shuts_change_nothing() {
 #[test]
 fn a_device_that_cuts_segments_changes_nothing() {
     for seed in 0..4 {
-        let host = HostOptions { segmentation_parts: 16, ..HostOptions::default() };
+        let host = HostOptions { segmentation: 20_000, ..HostOptions::default() };
         every_end_is_known_before_it_is_read(seed, SimOptions::default(), host, &StreamOptions::default());
     }
 }

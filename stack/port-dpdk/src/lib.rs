@@ -161,10 +161,7 @@ impl DpdkPort {
             headroom: usize::from(device.headroom),
             transmit_ip_checksum: device.tx_ipv4_checksum,
             transmit_tcp_checksum: device.tx_tcp_checksum,
-            segmentation_parts: match device.tso && device.tx_tcp_checksum && device.tx_multi_segment {
-                true => usize::from(device.tso_max_segments),
-                false => 0,
-            },
+            segmentation: device.tso,
         };
         DpdkPort { queue, capabilities, received: Vec::with_capacity(BURST) }
     }
@@ -176,11 +173,6 @@ impl Port for DpdkPort {
     #[inline]
     fn alloc(&mut self) -> Option<Frame> {
         self.queue.alloc().map(Frame)
-    }
-
-    #[inline]
-    fn view(&mut self, of: &Frame, start: usize, length: usize) -> Option<Frame> {
-        self.queue.view(&of.0, start, length).map(Frame)
     }
 
     #[inline]

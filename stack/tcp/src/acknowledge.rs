@@ -187,6 +187,9 @@ impl Connection {
         for &mut (left, right) in ranges {
             // RFC 2018 §5. Ignore blocks that report octets never sent.
             if left < right && right > acknowledgment && right <= self.sender.queue.highest() {
+                if self.sender.frame > 0 {
+                    self.sender.queue.cut_around(left.max(acknowledgment), right, self.sender.mss.segment);
+                }
                 self.sender.queue.sack(left.max(acknowledgment), right, delivered);
             }
         }

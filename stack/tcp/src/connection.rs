@@ -471,6 +471,16 @@ impl Connection {
         self.sender.mss.segment
     }
 
+    /// Lets records of up to `most` octets leave as a whole, each in one frame that the device cuts into segments, of
+    /// at most [`Connection::effective_mss`] octets each. A record leaves so if the windows have room for all of it and
+    /// nothing is repaired; else it leaves in segments. So gives how long a record should be now: at most half of the
+    /// congestion window. The scoreboard has one entry for it until the peer acknowledges parts.
+    #[inline]
+    pub fn leave_in_frames(&mut self, most: u32) -> u32 {
+        self.sender.frame = most;
+        most.min(self.sender.congestion.window() / 2)
+    }
+
     /// Sets the path's MSS, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers. Larger segments
     /// in flight are retransmitted as smaller ones (RFC 1191 §6.4).
     pub fn set_path_mss(&mut self, mss: u16) {

@@ -183,6 +183,12 @@ impl EcnState {
         (if announce { TcpFlags::CWR } else { TcpFlags::NONE }, ECT0)
     }
 
+    /// Whether the next new data carries CWR.
+    #[inline]
+    pub(crate) fn announces(&self) -> bool {
+        self.announce
+    }
+
     /// Whether an acknowledgment with these flags, up to `acknowledgment`, echoes congestion.
     #[inline]
     pub(crate) fn is_echo(&self, flags: TcpFlags) -> bool {

@@ -61,7 +61,8 @@ impl Connection {
     }
 
     /// New data of an open connection with nothing else to send: what [`Connection::poll_transmit`] returns then, in
-    /// fewer octets. `None`: that has to look for other segments.
+    /// fewer octets. `None`: that has to look for other segments. A segment with more than
+    /// [`Connection::effective_mss`] octets is a frame for a device that cuts it, see [`Connection::leave_in_frames`].
     #[inline]
     pub fn next_fresh(&mut self, now: Instant) -> Option<(UsualSegment, Slice)> {
         if self.phase != Phase::Established
@@ -76,9 +77,21 @@ impl Connection {
         }
         self.sender.restart_if_idle(now);
         let unsent = self.sender.queue.first_unsent()?;
-        let Fresh::Send(len) = self.sender.admit(unsent.len) else { return None };
+        let len = if unsent.len > self.sender.mss.segment && self.leaves_as_frame(&unsent) {
+            unsent.len
+        } else {
+            let Fresh::Send(len) = self.sender.admit(&unsent) else { return None };
+            len
+        };
         let (sequence, slice, flags) = self.take_fresh(now, unsent, len);
         Some((self.usual(now, flags, sequence, len), slice))
+    }
+
+    /// Whether the next record, longer than a segment, leaves as a whole. CWR is for one segment only (RFC 3168
+    /// §6.1.2), and a device that cuts may copy it to all.
+    #[inline(never)]
+    fn leaves_as_frame(&self, unsent: &Unsent) -> bool {
+        !self.ecn.announces() && self.sender.admits_frame(unsent)
     }
 
     /// Octets that may leave behind `segment`, which [`Connection::next_fresh`] has just returned, by
@@ -98,15 +111,16 @@ impl Connection {
         usable.min(self.sender.congestion.window().saturating_sub(self.sender.queue.in_flight()))
     }
 
-    /// The record behind `segment`, if it may leave as one segment too: what [`Connection::next_fresh`] would return,
-    /// in fewer steps. `segment` becomes its segment, and `room` is what [`Connection::room_for_alike`] has left. Since
-    /// that was asked, nothing else may have happened, and `now` is the same.
+    /// The record behind `segment`, if it may leave as one segment or frame too: what [`Connection::next_fresh`] would
+    /// return, in fewer steps. `segment` becomes its segment, and `room` is what [`Connection::room_for_alike`] has
+    /// left. Since that was asked, nothing else may have happened, and `now` is the same.
     // Inlined, so that what it returns need not be in memory.
     #[inline(always)]
     pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment, room: &mut u32) -> Option<Slice> {
         let unsent = self.sender.queue.first_unsent()?;
         let len = unsent.len;
-        if len > self.sender.mss.segment || len > *room {
+        let is_frame = || len <= self.sender.frame && unsent.is_whole();
+        if len > *room || len > self.sender.mss.segment && !is_frame() {
             return None;
         }
         *room -= len;
@@ -337,7 +351,7 @@ impl Connection {
             }
             self.sender.restart_if_idle(now);
             if let Some(unsent) = self.sender.queue.first_unsent() {
-                match self.sender.admit(unsent.len) {
+                match self.sender.admit(&unsent) {
                     Fresh::Send(len) => return Some(self.send_fresh(now, unsent, len)),
                     Fresh::Wait => {}
                     Fresh::Shut => self.schedule_window_probe(now),

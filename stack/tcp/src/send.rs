@@ -7,7 +7,7 @@ use crate::Config;
 use crate::congestion::Controller;
 use crate::instant::Instant;
 use crate::position::Position;
-use crate::queue::SendQueue;
+use crate::queue::{SendQueue, Unsent};
 use crate::recovery::{Doubt, Recovery};
 use crate::rtt::RttEstimator;
 pub(crate) use mss::DEFAULT_MSS;
@@ -55,6 +55,8 @@ pub(crate) struct Sender {
     pub(crate) queue: SendQueue,
     /// Rare fields are at its end.
     pub(crate) recovery: Recovery,
+    /// Most octets of a record that may leave in one frame, which the device cuts into segments; 0 if it cuts none.
+    pub(crate) frame: u32,
 }
 
 impl Sender {
@@ -72,6 +74,7 @@ impl Sender {
             rtt: RttEstimator::new(config),
             queue: SendQueue::new(initial),
             recovery: Recovery::new(initial),
+            frame: 0,
         }
     }
 
@@ -150,15 +153,43 @@ impl Sender {
     /// How much of the next record may be sent.
     #[inline]
     pub(crate) fn fresh(&self) -> Fresh {
-        self.queue.first_unsent().map_or(Fresh::Wait, |unsent| self.admit(unsent.len))
+        self.queue.first_unsent().map_or(Fresh::Wait, |unsent| self.admit(&unsent))
     }
 
-    /// How much of `rest`, the unsent octets of the next record, may be sent: all of it, or one segment, if the windows
-    /// permit that. Less only into a window that has no room for more (RFC 9293 §3.8.6.2.1).
+    /// Whether a record, longer than a segment, is one for a frame that the device cuts, as the next new data.
+    #[inline]
+    fn is_for_frame(&self, unsent: &Unsent) -> bool {
+        unsent.len <= self.frame && unsent.is_whole() && self.recovery.is_plain() && self.queue.lost() == 0
+    }
+
+    /// Whether the next record, longer than a segment, may leave as a whole now, in a frame that the device cuts.
+    #[inline]
+    pub(crate) fn admits_frame(&self, unsent: &Unsent) -> bool {
+        self.is_for_frame(unsent)
+            && unsent.len <= self.usable_window()
+            && self.queue.in_flight().saturating_add(unsent.len) <= self.congestion.window()
+    }
+
+    /// Whether the next record, longer than a segment, waits until it may leave as a whole: the peer is about to
+    /// acknowledge two segments or more, and the windows have room for the record by then.
+    #[inline]
+    fn waits_for_room(&self, unsent: &Unsent) -> bool {
+        let window = self.congestion.window().min(self.window.octets);
+        self.is_for_frame(unsent)
+            && self.queue.in_flight() >= 2 * self.mss.segment
+            && unsent.len <= window
+            && !self.admits_frame(unsent)
+    }
+
+    /// How much of the next record may be sent: all that is left of it, or one segment, if the windows permit that.
+    /// Less only into a window that has no room for more (RFC 9293 §3.8.6.2.1).
     #[inline(always)]
-    pub(crate) fn admit(&self, rest: u32) -> Fresh {
+    pub(crate) fn admit(&self, unsent: &Unsent) -> Fresh {
+        if unsent.len > self.mss.segment && self.waits_for_room(unsent) {
+            return Fresh::Wait;
+        }
         let idle = self.queue.segments().is_empty();
-        let len = rest.min(self.mss.segment);
+        let len = unsent.len.min(self.mss.segment);
         let usable = self.usable_window();
         if usable < len {
             if !idle {

@@ -37,16 +37,15 @@ pub(super) fn finish(frame: &[u8], work: TransmitChecksums) -> Vec<Vec<u8>> {
                 put(&mut out, tcp_at + CONTROL, control);
             }
         }
-        if is_ipv4 && work.ip {
+        if is_ipv4 && (work.ip || work.segment_size > 0) {
+            put(&mut out, ip_at + 10, 0);
             let value = complement(sum(&out[ip_at..tcp_at]));
             put(&mut out, ip_at + 10, value);
         }
-        // The field holds the sum of the pseudo-header, and is summed as such; a packet that is cut lacks the length in
-        // it.
-        let mut partial = sum(&out[tcp_at..]);
-        if work.segment_size > 0 {
-            partial = combine(partial, tcp_len as u32);
-        }
+        // The field holds the sum of the pseudo-header, and is summed as such. A segment's has its own length in it.
+        let whole_len = frame.len() - tcp_at;
+        let mut partial = combine(sum(&out[tcp_at..]), u32::from(!fold(whole_len as u32)));
+        partial = combine(partial, tcp_len as u32);
         partial = append(partial, payload_at - tcp_at, sum(piece));
         put(&mut out, tcp_at + CHECKSUM, !fold(partial));
         out.extend_from_slice(piece);

@@ -41,9 +41,9 @@ pub struct HostOptions {
     pub queue_pairs: u32,
     /// Frames sent that the device holds on to, see [`SimPort::hold_sent`].
     pub device_holds: usize,
-    /// The device computes checksums and cuts frames of up to so many parts, see [`SimPort::offload`]; 0: it does
-    /// neither.
-    pub segmentation_parts: usize,
+    /// The device computes checksums and cuts frames of up to so many octets of payload, see [`SimPort::offload`]; 0:
+    /// it does neither.
+    pub segmentation: usize,
 }
 
 impl Default for HostOptions {
@@ -54,7 +54,7 @@ impl Default for HostOptions {
             transmit_buffers: 4096,
             queue_pairs: 64,
             device_holds: 0,
-            segmentation_parts: 0,
+            segmentation: 0,
         }
     }
 }
@@ -447,8 +447,8 @@ impl World<SimPort> {
         let number = self.hosts.len();
         let mut port = self.network.port(options.mtu, options.receive_buffers, options.transmit_buffers);
         port.hold_sent(options.device_holds);
-        if options.segmentation_parts > 0 {
-            port.offload(options.segmentation_parts);
+        if options.segmentation > 0 {
+            port.offload(options.segmentation);
         }
         self.hosts.push(Host::new(port, number, options.queue_pairs, self.seed, adjust));
         number

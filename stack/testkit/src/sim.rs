@@ -449,12 +449,15 @@ pub struct SimPort {
 }
 
 impl SimPort {
-    /// From now on the device computes checksums, and cuts frames of up to `parts` parts into segments. To be called
-    /// before an engine has the port.
-    pub fn offload(&mut self, parts: usize) {
+    /// From now on the device computes checksums, and cuts frames of up to `octets` of payload into segments. To be
+    /// called before an engine has the port.
+    pub fn offload(&mut self, octets: usize) {
+        let Capabilities { headroom, data_room, .. } = self.capabilities;
         self.capabilities.transmit_ip_checksum = true;
         self.capabilities.transmit_tcp_checksum = true;
-        self.capabilities.segmentation_parts = parts;
+        self.capabilities.segmentation = true;
+        self.capabilities.data_room = data_room.max(headroom + octets);
+        self.transmit_pool = HeapPool::new(self.transmit_pool.total(), self.capabilities.data_room, headroom);
     }
 
     /// From now on the device keeps a reference to the last `frames` frames sent, as devices do that look after their
@@ -478,10 +481,6 @@ impl Port for SimPort {
 
     fn alloc(&mut self) -> Option<HeapBuffer> {
         self.transmit_pool.alloc()
-    }
-
-    fn view(&mut self, of: &HeapBuffer, start: usize, length: usize) -> Option<HeapBuffer> {
-        Some(of.view(start, length))
     }
 
     fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {

@@ -557,7 +557,7 @@ fn count(world: &World, tally: &mut Tally, plan: &Plan) {
                 tally.add(name, stats.faults.get(kind).copied().unwrap_or(0));
             }
         }
-        if plan.host.segmentation_parts > 0 {
+        if plan.host.segmentation > 0 {
             tally.add("segmentation: frames left to the device", stats.frames_to_be_cut);
         }
         if plan.host.device_holds > 0 {
@@ -597,10 +597,9 @@ fn end(world: &mut World, streams: &[Stream], plan: &Plan) -> Result<(), String>
         let Some(engine) = &host.engine else { continue };
         let stats = engine.stats();
         let pools = stats.pools;
-        // The device keeps its last frames, each of several buffers if it cuts them.
-        let of_the_device = plan.host.device_holds * plan.host.segmentation_parts.max(1);
+        // The device keeps its last frames.
         if engine.buffers_held() != 0
-            || pools.transmit_free + (of_the_device as u32) < pools.transmit_total
+            || pools.transmit_free + (plan.host.device_holds as u32) < pools.transmit_total
             || pools.receive_free != pools.receive_total
         {
             return Err(format!("buffers are missing: {stats:?}"));

@@ -178,7 +178,7 @@ fn what_the_device_cuts_out_of_one_frame_holds_whole_fpdus_too() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cut.pcap");
-    let host = HostOptions { segmentation_parts: 45, ..HostOptions::default() };
+    let host = HostOptions { segmentation: 60_000, ..HostOptions::default() };
     let mut bench = bench_of(11, SimOptions::default(), host, PairOptions::default(), Some((1, &path)));
     let mut random = fastrand::Rng::with_seed(11);
     for id in 0..60 {
@@ -198,6 +198,31 @@ fn what_the_device_cuts_out_of_one_frame_holds_whole_fpdus_too() {
     let stats = bench.world.hosts[0].engine.as_ref().expect("it lives").stats();
     assert!(stats.frames_sent * 4 < fresh.len() as u64, "{} frames, {} segments", stats.frames_sent, fresh.len());
     assert!(stats.frames_to_be_cut > 60);
+}
+
+/// The sender's scoreboard has one entry for a frame, and the peer reports the segments that were cut out of it.
+#[test]
+fn of_a_frame_that_the_device_cuts_only_what_was_lost_is_sent_again() {
+    if is_skipped("losses are counted, and a path in between has others") {
+        return;
+    }
+    let (mut lost, mut repeated, mut cut) = (0, 0, 0);
+    for seed in 0..8 {
+        let options = SimOptions { loss: 0.003, delay: Duration::from_micros(50), ..SimOptions::default() };
+        let host = HostOptions { segmentation: 9216, ..HostOptions::default() };
+        let mut bench = bench_of(seed, options, host, PairOptions::default(), None);
+        for id in 0..40 {
+            bench.write(id, REGION);
+        }
+        bench.complete(40);
+        bench.world.run(Duration::from_secs(1));
+        let stats = bench.world.hosts[0].engine.as_ref().expect("it lives").stats();
+        repeated += stats.retransmissions;
+        cut += stats.frames_to_be_cut;
+        lost += bench.world.network.counters().lost;
+    }
+    assert!(lost > 100 && cut > 1000, "{lost} lost, {cut} frames for the device to cut");
+    assert!(repeated < 2 * lost, "{repeated} segments sent again, {lost} lost");
 }
 
 #[test]

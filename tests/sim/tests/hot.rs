@@ -28,7 +28,7 @@ fn plan(seed: u64) -> Plan {
         plan.host.device_holds = 64;
     }
     if seed % 10 == 9 {
-        plan.host.segmentation_parts = [2, 17][seed as usize / 10 % 2];
+        plan.host.segmentation = [4_400, 24_000][seed as usize / 10 % 2];
     }
     plan.complete_on_ack = seed % 3 == 1;
     // One after the other leaves at once, a few share a segment, and a full queue is cut by the general code.

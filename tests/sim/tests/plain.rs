@@ -92,8 +92,8 @@ fn run(seed: u64) -> Result<u64, String> {
     for _ in 0..2 {
         let mtu = [576, 1500, 9000][choice.usize(0..3)];
         // Some devices compute checksums and cut segments out of longer frames.
-        let segmentation_parts = if seed % 4 == 1 { 45 } else { 0 };
-        world.add(HostOptions { mtu, segmentation_parts, ..HostOptions::default() }, |config| {
+        let segmentation = if seed % 4 == 1 { 65_000 } else { 0 };
+        world.add(HostOptions { mtu, segmentation, ..HostOptions::default() }, |config| {
             config.tcp.timestamps = choice.bool();
             config.tcp.sack = choice.bool();
         });

@@ -16,7 +16,7 @@ fn short_of_buffers(streams: usize) -> Plan {
             transmit_buffers: 409,
             queue_pairs: 1024,
             device_holds: 0,
-            segmentation_parts: 0,
+            segmentation: 0,
         },
         streams,
         octets: 8 << 10,

@@ -19,7 +19,7 @@ fn plan(seed: u64) -> Plan {
     }
     // Some compute checksums and cut segments out of longer frames, and some of those hold on to them.
     if seed % 5 == 2 {
-        plan.host.segmentation_parts = [4, 17, 45][seed as usize / 5 % 3];
+        plan.host.segmentation = [4_400, 24_000, 65_000][seed as usize / 5 % 3];
     }
     // A middlebox cuts and joins segments on the way to both.
     if seed % 10 == 1 {

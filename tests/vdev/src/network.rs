@@ -54,7 +54,7 @@ impl Wire {
     fn device(&self, side: Side) -> DeviceConfig {
         let socket = || PathBuf::from(&self.place);
         match (self.device, side) {
-            (Device::Virtio, Side::Server) => DeviceConfig::Vhost { socket: socket(), client: false, tso: false },
+            (Device::Virtio, Side::Server) => DeviceConfig::Vhost { socket: socket(), client: false, tso: true },
             (Device::Virtio, Side::Client) => {
                 DeviceConfig::VirtioUser { socket: socket(), server: false, packed: false, queue_size: None, mac: None }
             }

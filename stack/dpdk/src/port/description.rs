@@ -95,10 +95,9 @@ pub struct Capabilities {
     pub tx_max_segments: u16,
     /// Received packets may have several segments.
     pub rx_scatter: bool,
-    /// The device cuts large TCP packets.
+    /// The device cuts large TCP packets. Their checksum field must hold the pseudo-header's sum with the length of the
+    /// whole.
     pub tso: bool,
-    /// The most segments of a packet that the device is to cut; 0 if it cuts none.
-    pub tso_max_segments: u16,
     /// The device joins received TCP segments.
     pub lro: bool,
     /// Received packets are spread over the queues by a hash.

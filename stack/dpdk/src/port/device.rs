@@ -208,7 +208,7 @@ pub(super) fn configure(
     // full size, because it compares the whole frame with the MTU.
     let is_tap = plan.tells_mtu.is_some();
     let tx = (pick(wanted.tx_checksum && !is_tap, sys::UWARP_ETH_TX_IPV4_CKSUM | sys::UWARP_ETH_TX_TCP_CKSUM)
-        | pick(wanted.tso && !is_tap, sys::UWARP_ETH_TX_TCP_TSO)
+        | pick(plan.cuts, sys::UWARP_ETH_TX_TCP_TSO)
         | sys::UWARP_ETH_TX_MULTI_SEGS)
         & limits.tx_offload_capa;
     let hash = (sys::UWARP_ETH_RSS_TCP4 | sys::UWARP_ETH_RSS_TCP6) & limits.flow_type_rss_offloads;

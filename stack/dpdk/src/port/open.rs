@@ -119,7 +119,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         mtu: options.mtu,
         max_frame: u32::from(options.mtu) + 14,
         headroom: HEADROOM as u16,
-        data_room: u32::from(plan.data_room),
+        data_room: u32::from(plan.tx_room),
         rx_ipv4_checksum: has(sys::UWARP_ETH_RX_IPV4_CKSUM, features.rx),
         rx_tcp_checksum: has(sys::UWARP_ETH_RX_TCP_CKSUM, features.rx),
         tx_ipv4_checksum: has(sys::UWARP_ETH_TX_IPV4_CKSUM, features.tx),
@@ -133,12 +133,6 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         },
         rx_scatter: has(sys::UWARP_ETH_RX_SCATTER, features.rx) || !matches!(config, DeviceConfig::Pci { .. }),
         tso: has(sys::UWARP_ETH_TX_TCP_TSO, features.tx),
-        tso_max_segments: match (has(sys::UWARP_ETH_TX_TCP_TSO, features.tx), limits.tx_desc_lim.nb_seg_max) {
-            (false, _) => 0,
-            // Several such packets must fit into the ring.
-            (true, 0) => plan.tx_descriptors / 4,
-            (true, most) => most.min(plan.tx_descriptors / 4),
-        },
         lro: has(sys::UWARP_ETH_RX_TCP_LRO, features.rx),
         rss: features.rss,
         rss_key_len: limits.hash_key_size,
@@ -318,8 +312,8 @@ fn set_up_queues(
     let memory = eal.config().memory_mib;
     let mut queues = Vec::new();
     for queue in 0..options.queues {
-        let rx_pool = Pool::take(options.rx_buffers, plan.data_room, node, memory)?;
-        let tx_pool = Pool::take(options.tx_buffers, plan.data_room, node, memory)?;
+        let rx_pool = Pool::take(options.rx_buffers, plan.rx_room, node, memory)?;
+        let tx_pool = Pool::take(options.tx_buffers, plan.tx_room, node, memory)?;
         // SAFETY: the port is configured for this queue and stopped; the pool outlives the port.
         unsafe { set_up_queue(port, queue, plan, limits, node, features, rx_pool.raw()) }?;
         let alarm = Alarm::new(plan.announcement, queue).map(Arc::new).map_err(|error| Error::System {

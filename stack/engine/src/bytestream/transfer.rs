@@ -241,7 +241,9 @@ impl<B: Buffer> Connections<B> {
                 }
                 break false;
             }
-            let most = connection.tcp.effective_mss() as usize;
+            let segment = connection.tcp.effective_mss();
+            let to_self = connection.next_hop.to_self;
+            let most = segment as usize * link.segments_of_frame(segment as usize, &mut connection.tcp, to_self);
             // In this order, so that nothing written before the end is missed.
             let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
             let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
@@ -294,7 +296,7 @@ impl<B: Buffer> Connections<B> {
             let count = stream.send.read(room);
             buffer.set_range(start, count);
             let sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
-            let token = self.records.insert(Record { buffer, length: count as u32, sum });
+            let token = self.records.insert(Record { length: count as u16, sum, ..Record::new(buffer) });
             connection.tcp.push(token, count as u32);
             pulled = true;
             budget -= 1;
@@ -344,7 +346,7 @@ fn grow<B: Buffer>(
     send: &mut ByteConsumer,
     offload_tcp: bool,
 ) -> u32 {
-    let from = start + record.length as usize;
+    let from = start + usize::from(record.length);
     let room = record.buffer.storage_mut().and_then(|storage| {
         let end = storage.len().min(start + most);
         storage.get_mut(from..end)
@@ -354,8 +356,8 @@ fn grow<B: Buffer>(
         return 0;
     };
     let added = send.read(room) as u32;
-    record.length += added;
-    record.buffer.set_range(start, record.length as usize);
+    record.length += added as u16;
+    record.buffer.set_range(start, usize::from(record.length));
     if !offload_tcp {
         record.sum = kernels::checksum_sum(record.buffer.data());
     }

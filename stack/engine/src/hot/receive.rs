@@ -122,7 +122,13 @@ impl<B: Buffer> Connections<B> {
         }
         let mut train = Train::new(moment.turn, connection, rdma, counters);
         let mut taken = 1;
-        match train.take::<false>(frame, predicted.payload.clone()) {
+        // What the peer's device has not cut holds many FPDUs of a Write.
+        let first = if predicted.payload.len() > LONG_FRAME {
+            train.take_long(frame, predicted.payload.clone())
+        } else {
+            train.take::<false>(frame, predicted.payload.clone())
+        };
+        match first {
             End::All => {
                 settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
                 if frames.len() > 1 {
@@ -223,6 +229,9 @@ struct LongWrite<'a> {
     crc: bool,
 }
 
+/// Octets of payload beyond which a frame is taken as one of many FPDUs.
+const LONG_FRAME: usize = 4096;
+
 /// Where the tagged offset is in an FPDU.
 const OFFSET_AT: usize = LENGTH_LEN + TAGGED_HEADER_LEN - size_of::<u64>();
 
@@ -263,6 +272,11 @@ impl<'a> Train<'a> {
         let queue_pair = rdma.queue_pairs.get_mut(number).and_then(Option::as_deref_mut);
         let queue_pair = queue_pair.filter(|_| !turn.has_transparent());
         Train { turn, connection, queue_pair, lanes: &mut rdma.lanes, counters, write: None }
+    }
+
+    #[inline(never)]
+    fn take_long<'f>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
+        self.take::<true>(frame, payload)
     }
 
     /// Takes the usual FPDUs at the head of a segment's payload. `LONG`: prepares for more FPDUs of the same Write.

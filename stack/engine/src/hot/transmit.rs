@@ -247,13 +247,13 @@ impl<P: Port> Link<P> {
     /// Whether a frame may be made without cutting it.
     #[inline]
     fn is_usual(&self) -> bool {
-        self.segmentation_parts <= 2 && self.transmit.frames_each > 0 && self.has_room()
+        self.transmit.frames_each > 0 && self.has_room()
     }
 
     /// The frame of a record that leaves at once.
     #[inline(always)]
     fn frame_of(&self, record: &mut Record<P::Buffer>, sent: &Sent, local: IpAddress) -> P::Buffer {
-        (record.length, record.sum) = (sent.length as u32, sent.sum);
+        (record.length, record.sum) = (sent.length as u16, sent.sum);
         record.buffer.set_range(self.payload_start - sent.headers, sent.headers + sent.length);
         if self.offload_tcp {
             record.buffer.set_transmit_checksums(offloads(sent.headers, self.vlan, local));
@@ -294,7 +294,7 @@ impl<P: Port> Serving<'_, P> {
             return Some(open);
         }
         let (buffer, length) = open.into_new()?;
-        let (token, record) = self.connections.records.place(Record { buffer, length: 0, sum: 0 });
+        let (token, record) = self.connections.records.place(Record::new(buffer));
         let start = self.link.payload_start;
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
         let (headroom, room) = storage.unwrap_or_default();
@@ -370,7 +370,7 @@ impl<P: Port> Serving<'_, P> {
             return false;
         }
         // It is built where it stays: a buffer that is passed on is copied.
-        let fresh = || self.link.alloc().map(|buffer| Record { buffer, length: 0, sum: 0 });
+        let fresh = || self.link.alloc().map(Record::new);
         let Some((token, record)) = self.connections.records.place_kept(fresh) else { return false };
         let start = self.link.payload_start;
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
@@ -466,7 +466,7 @@ impl<P: Port> Link<P> {
         let start = self.payload_start;
         if let Some(record) = records.get_mut(slice.token)
             && let Some(template) = connection.next_hop.template.as_ref().filter(|_| !connection.next_hop.to_self)
-            && slice.len == record.length
+            && slice.len == u32::from(record.length)
             && !record.buffer.is_shared()
             && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))
         {
@@ -484,7 +484,11 @@ impl<P: Port> Link<P> {
             };
             record.buffer.set_range(start - headers, headers + slice.len as usize);
             if offload {
-                let checksums = offloads(headers, self.vlan, connection.flow.local);
+                let mut checksums = offloads(headers, self.vlan, connection.flow.local);
+                if slice.len > connection.tcp.effective_mss() {
+                    checksums.segment_size = record.segment_size(connection);
+                    counters.frames_to_be_cut += 1;
+                }
                 record.buffer.set_transmit_checksums(checksums);
             }
             let frame = record.buffer.share();

@@ -13,7 +13,6 @@ pub mod handoff;
 pub(crate) mod lookahead;
 pub mod port;
 mod receive;
-mod segmentation;
 mod state;
 pub mod steering;
 pub(crate) mod template;
@@ -22,6 +21,8 @@ pub(crate) mod transmit;
 /// A holder of a shared pool takes at most this many times what is free. So one alone can have four fifths of the pool,
 /// and however many hold buffers, some are left for the next. Nobody has to count shares or give anything back.
 pub(crate) const SHARE: usize = 4;
+/// Most octets of payload in a frame, so that its length fits its field behind any headers.
+pub(crate) const FRAME_OCTETS: usize = 65_535 - 120;
 /// How often the link's state is read.
 const LINK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a check that is due is put off if there is work.
@@ -50,8 +51,8 @@ pub(crate) struct Link<P: Port> {
     /// Offset of the payload in a transmit buffer: room for all headers in front.
     pub(crate) payload_start: usize,
     pub(crate) offload_tcp: bool,
-    /// [`port::Capabilities::segmentation_parts`].
-    pub(crate) segmentation_parts: usize,
+    /// Most octets of payload in a frame that the device cuts into segments; 0 if it cuts none.
+    pub(crate) frame_octets: u32,
     pub(crate) transmit: Transmit<P::Buffer>,
 }
 
@@ -101,6 +102,16 @@ impl<P: Port> Link<P> {
     #[inline(always)]
     pub(crate) fn has_share(&mut self, held: usize) -> bool {
         self.has_free(self.transmit.reserve + 1 + held / SHARE)
+    }
+
+    /// Segments of so many octets that one frame of a connection takes: one, or more if the device cuts it. `to_self`:
+    /// it does not reach the device.
+    #[inline]
+    pub(crate) fn segments_of_frame(&self, octets: usize, tcp: &mut uwarp_tcp::Connection, to_self: bool) -> usize {
+        if self.frame_octets == 0 || to_self {
+            return 1;
+        }
+        (tcp.leave_in_frames(self.frame_octets) as usize / octets.max(1)).max(1)
     }
 
     /// Whether more frames may be made: the device keeps up.

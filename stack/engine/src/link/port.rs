@@ -53,8 +53,8 @@ pub struct TransmitChecksums {
     pub ip_length: u16,
     /// Length of the TCP header in octets.
     pub tcp_length: u8,
-    /// The device cuts the frame into segments of this many octets of payload; 0: it leaves uncut. If it is cut, the
-    /// sum in the TCP checksum field leaves out the length.
+    /// The device cuts the frame into segments of this many octets of payload; 0: it leaves uncut. The sum in the TCP
+    /// checksum field includes the length of the whole, as virtio has it.
     pub segment_size: u16,
 }
 
@@ -119,8 +119,8 @@ pub struct Capabilities {
     pub transmit_ip_checksum: bool,
     /// The device fills in TCP checksums.
     pub transmit_tcp_checksum: bool,
-    /// Most parts of a frame that the device cuts into segments; 0 if it cuts none.
-    pub segmentation_parts: usize,
+    /// The device cuts frames that are longer than the MTU into segments. It computes their checksums.
+    pub segmentation: bool,
 }
 
 /// Fill levels of the receive and the transmit pool, in buffers.
@@ -144,12 +144,6 @@ pub trait Port {
 
     /// A fresh buffer of the transmit pool.
     fn alloc(&mut self) -> Option<Self::Buffer>;
-    /// A fresh buffer that refers to `length` octets from `start` of another buffer's storage, and keeps that buffer
-    /// alive: a part of a chain. Called only on ports with [`Capabilities::segmentation_parts`].
-    fn view(&mut self, of: &Self::Buffer, start: usize, length: usize) -> Option<Self::Buffer> {
-        let _ = (of, start, length);
-        None
-    }
     /// Moves received frames into `batch`, as many as it has room for; returns how many.
     fn rx_burst(&mut self, batch: &mut Batch<Self::Buffer>) -> usize;
     /// Gives the device one frame while no other waits for it. Gives it back if the device does not take it now, or

@@ -3,6 +3,10 @@
 //! A record that leaves whole gets its headers in front of it, in the headroom of its own buffer, and the device gets a
 //! reference of its own. While the device still has one, the headers must not be touched: a retransmission is copied
 //! into a fresh buffer then, as is a part of a record.
+//!
+//! If the device cuts long frames (TSO), a record may hold several segments, and leave in one frame. For RDMA they are
+//! as many FPDUs of one size, so every segment begins with one, as RFC 5044 §5.1 asks. What is lost of it is
+//! retransmitted in segments.
 
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::{Instant, Slice, Transmit};
@@ -37,9 +41,6 @@ impl<P: Port> Link<P> {
                 self.path(EthernetAddress(connection.next_hop.mac), connection.flow.local, connection.flow.remote);
             connection.next_hop.template =
                 Template::new(&path, connection.flow.local_port, connection.flow.remote_port);
-        }
-        if self.segmentation_parts > 2 && !connection.next_hop.to_self {
-            return self.transmit_joined(connections, counters, now, connection);
         }
         let records = &mut connections.records;
         let mut budget = self.transmit.frames_each;
@@ -95,7 +96,7 @@ impl<P: Port> Link<P> {
         let Some(record) = records.get_mut(slice.token) else {
             return counters.cannot_be("TCP sends a record that is gone");
         };
-        let whole = slice.offset == 0 && slice.len == record.length;
+        let whole = slice.offset == 0 && slice.len == u32::from(record.length);
         if !whole || record.buffer.is_shared() {
             return self.emit_copy(record, counters, connection, transmit, slice);
         }
@@ -118,7 +119,12 @@ impl<P: Port> Link<P> {
         };
         record.buffer.set_range(start - headers, headers + length);
         if offload {
-            record.buffer.set_transmit_checksums(offloads(headers, self.vlan, connection.flow.local));
+            let mut checksums = offloads(headers, self.vlan, connection.flow.local);
+            if slice.len > connection.tcp.effective_mss() {
+                checksums.segment_size = record.segment_size(connection);
+                counters.frames_to_be_cut += 1;
+            }
+            record.buffer.set_transmit_checksums(checksums);
         }
         let frame = record.buffer.share();
         self.enqueue(counters, frame, connection.next_hop.to_self);
@@ -304,9 +310,19 @@ pub(crate) fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) 
     }
 }
 
+impl<B> Record<B> {
+    /// Where the device cuts the record: behind so many octets each.
+    #[inline]
+    pub(crate) fn segment_size(&self, connection: &Connection) -> u16 {
+        // The path may have shrunk since it was built.
+        let most = connection.tcp.effective_mss() as u16;
+        if self.segment == 0 { most } else { self.segment.min(most) }
+    }
+}
+
 /// The sum of a record that was built for a device that computes checksums, and goes another way.
 #[cold]
 fn payload_sum<B: Buffer>(record: &Record<B>, start: usize) -> Option<u32> {
     let from = start - record.buffer.start();
-    record.buffer.data().get(from..from + record.length as usize).map(checksum_sum)
+    record.buffer.data().get(from..from + usize::from(record.length)).map(checksum_sum)
 }

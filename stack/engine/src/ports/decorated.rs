@@ -348,11 +348,6 @@ impl<P: Port> Port for Decorated<P> {
         self.port.alloc()
     }
 
-    #[inline]
-    fn view(&mut self, of: &P::Buffer, start: usize, length: usize) -> Option<P::Buffer> {
-        self.port.view(of, start, length)
-    }
-
     #[inline(always)]
     fn rx_burst(&mut self, batch: &mut Batch<P::Buffer>) -> usize {
         if self.extras.is_none() { self.port.rx_burst(batch) } else { self.rx_with_extras(batch) }

@@ -70,7 +70,7 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
         headroom,
         transmit_ip_checksum: offload,
         transmit_tcp_checksum: offload,
-        segmentation_parts: 0,
+        segmentation: false,
     }
 }
 
@@ -113,7 +113,6 @@ impl HeapPool {
             received: ReceivedChecksums::default(),
             transmit: TransmitChecksums::default(),
             tail: None,
-            is_view: false,
         })
     }
 
@@ -140,8 +139,6 @@ pub struct HeapBuffer {
     transmit: TransmitChecksums,
     /// Further parts of the frame, if any.
     tail: Option<Box<Tail>>,
-    /// The storage belongs to another buffer.
-    is_view: bool,
 }
 
 /// The parts of a frame behind the first.
@@ -171,16 +168,6 @@ impl HeapBuffer {
             room[..filled].copy_from_slice(&frame[..filled]);
         }
         self.set_range(start, filled);
-    }
-
-    /// Another buffer that refers to `length` octets from `start` of this one's storage, and keeps it alive.
-    pub fn view(&self, start: usize, length: usize) -> HeapBuffer {
-        let mut view = self.share();
-        view.is_view = true;
-        view.tail = None;
-        view.transmit = TransmitChecksums::default();
-        view.set_range(start, length);
-        view
     }
 
     /// References to the parts behind the first.
@@ -267,7 +254,7 @@ impl Buffer for HeapBuffer {
     }
 
     fn chain(&mut self, mut tail: HeapBuffer) -> Result<(), HeapBuffer> {
-        if self.is_shared() && !self.is_view {
+        if self.is_shared() {
             return Err(tail);
         }
         let further = tail.tail.take();

@@ -14,7 +14,8 @@ use crate::rdma::running::{Outgoing, Source};
 
 impl<P: Port> Sending<'_, P> {
     /// Builds FPDUs of the message being cut that fill a segment each, and hands them to TCP, up to the last but one:
-    /// what [`Sending::pull`] does with them one by one. `limits`: frames and octets that may still be built.
+    /// what [`Sending::pull`] does with them one by one. As many as a frame takes are one record if the device cuts
+    /// frames. `limits`: segments and octets that may still be built.
     #[inline]
     pub(super) fn cut_long(&mut self, limit: u16, (budget, space): (&mut u32, &mut usize)) -> Result<(), AccessError> {
         let segment = self.connection.tcp.effective_mss() as usize;
@@ -29,6 +30,8 @@ impl<P: Port> Sending<'_, P> {
             return Ok(());
         }
         self.push_open();
+        let to_self = self.connection.next_hop.to_self;
+        let each_frame = self.link.segments_of_frame(length, &mut self.connection.tcp, to_self);
         let Sending { turn, link, records, counters, connection, queue_pair, .. } = self;
         let Connection { phase, tcp, .. } = &mut **connection;
         let Some(running) = phase.running(counters) else { return Ok(()) };
@@ -43,25 +46,41 @@ impl<P: Port> Sending<'_, P> {
             && link.has_share(tcp.records())
             && let Some(buffer) = link.alloc()
         {
-            let (token, record) = records.place(Record { buffer, length: 0, sum: 0 });
+            let (token, record) = records.place(Record::new(buffer));
             let room = record.buffer.storage_mut().and_then(|storage| storage.get_mut(start..)).unwrap_or_default();
-            if opens && source.is_none() {
-                source = OpenSource::of(turn, outgoing, queue_pair);
-            }
-            let length = match build_segment(turn, outgoing, queue_pair, room, limit, crc, &mut source) {
-                Ok(length) if length > 0 => length,
-                other => {
-                    records.remove(token);
-                    return other.map(|_| ());
+            let (mut built, mut length, mut refused) = (0, 0, None);
+            loop {
+                if opens && source.is_none() {
+                    source = OpenSource::of(turn, outgoing, queue_pair);
                 }
-            };
-            record.sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
-            record.length = length as u32;
-            record.buffer.set_range(start, length);
-            tcp.push(token, length as u32);
-            counters.fpdus_sent += 1;
-            *budget -= 1;
-            *space = space.saturating_sub(length);
+                match build_segment(turn, outgoing, queue_pair, &mut room[length..], limit, crc, &mut source) {
+                    Ok(octets) if octets > 0 => length += octets,
+                    other => {
+                        refused = Some(other.map(|_| ()));
+                        break;
+                    }
+                }
+                built += 1;
+                let goes_on = built < each_frame && length < *space && built < *budget as usize;
+                if !goes_on || !outgoing.message.continues(limit) {
+                    break;
+                }
+            }
+            if built == 0 {
+                records.remove(token);
+            } else {
+                record.sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
+                record.length = length as u16;
+                record.segment = if built > 1 { (length / built) as u16 } else { 0 };
+                record.buffer.set_range(start, length);
+                tcp.push(token, length as u32);
+                counters.fpdus_sent += built as u64;
+                *budget -= built as u32;
+                *space = space.saturating_sub(length);
+            }
+            if let Some(result) = refused {
+                return result;
+            }
         }
         Ok(())
     }

@@ -154,7 +154,7 @@ impl<B: Buffer> Open<B> {
             Place::New(mut buffer) => {
                 buffer.set_range(start, length);
                 let sum = sum(buffer.data());
-                let token = records.insert(Record { buffer, length: length as u32, sum });
+                let token = records.insert(Record { length: length as u16, sum, ..Record::new(buffer) });
                 tcp.push(token, length as u32);
             }
             Place::Tail(token) => {
@@ -164,7 +164,7 @@ impl<B: Buffer> Open<B> {
                 record.buffer.set_range(start, length);
                 // An FPDU's length is even, so the sums add up.
                 record.sum = combine(record.sum, sum(record.buffer.data().get(pushed..).unwrap_or(&[])));
-                record.length = length as u32;
+                record.length = length as u16;
                 if !tcp.extend_tail((length - pushed) as u32) {
                     counters.cannot_be("a record is sent while FPDUs are built into it");
                 }

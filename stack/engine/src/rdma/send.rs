@@ -311,7 +311,7 @@ impl<B: Buffer> Connections<B> {
         room.copy_from_slice(octets);
         buffer.set_range(start, octets.len());
         let sum = kernels::checksum_sum(octets);
-        let token = self.records.insert(Record { buffer, length: octets.len() as u32, sum });
+        let token = self.records.insert(Record { length: octets.len() as u16, sum, ..Record::new(buffer) });
         connection.tcp.push(token, octets.len() as u32);
         true
     }

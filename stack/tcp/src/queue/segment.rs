@@ -26,6 +26,14 @@ pub(crate) struct Unsent {
     pub(crate) len: u32,
 }
 
+impl Unsent {
+    /// Whether nothing of the record was sent.
+    #[inline(always)]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.len == self.record.len
+    }
+}
+
 /// The presumed fate of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Fate {

@@ -177,7 +177,8 @@ pub struct TcpOptions {
     pub sack: bool,
     /// Let the device cut frames into several segments (TSO) and deliver joined ones (LRO), if it can: virtio-user with
     /// a vhost that has `tso`. Segments of RDMA streams still begin with an FPDU. A capture shows the frames as the
-    /// device gets them.
+    /// device gets them. The transmit buffers of virtio-user hold 9 KiB then, those of other devices what the MTU
+    /// takes.
     pub segmentation_offload: bool,
     /// Timestamps in every segment (RFC 7323): 12 octets each, and protection against wrapped sequence numbers. If off,
     /// they are neither offered nor accepted.
@@ -201,7 +202,7 @@ impl Default for TcpOptions {
             congestion: Congestion::Cubic,
             ecn: Ecn::Accept,
             sack: true,
-            segmentation_offload: false,
+            segmentation_offload: true,
             timestamps: false,
             keep_alive: KeepAlive::default(),
         }

@@ -125,9 +125,12 @@ fn eal_config(config: &Config) -> uwarp_dpdk::EalConfig {
 
 /// Memory for the pools, twice for DPDK's own needs and a second context, and for its rings.
 fn needed_mib(config: &Config) -> u32 {
-    let buffer = u64::from(config.mtu).max(1536) + 1024;
-    let buffers = u64::from(config.buffers.receive) + u64::from(config.buffers.transmit);
-    let pools = (buffer * buffers * config.engine.count as u64) >> 20;
+    use crate::config::DeviceConfig::{Vhost, VirtioUser};
+    let buffer = |cut: bool| u64::from(config.mtu.max(if cut { uwarp_dpdk::CUT_ROOM } else { 1536 })) + 1024;
+    let receive = buffer(matches!(config.device, Some(Vhost { tso: true, .. })));
+    let transmit = buffer(config.tcp.segmentation_offload && matches!(config.device, Some(VirtioUser { .. })));
+    let each = receive * u64::from(config.buffers.receive) + transmit * u64::from(config.buffers.transmit);
+    let pools = (each * config.engine.count as u64) >> 20;
     u32::try_from(128 + 2 * pools).unwrap_or(u32::MAX).max(384)
 }
 

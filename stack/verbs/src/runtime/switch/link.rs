@@ -140,6 +140,8 @@ pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Op
         queue_size: None,
         mac: Some(welcome.mac.to_string()),
     });
+    // The switch takes no frames longer than the MTU.
+    config.tcp.segmentation_offload = false;
     // Nobody is asked for these.
     let neighbours: Vec<_> =
         config.addresses().map(|own| Neighbour { address: own.address, mac: welcome.switch_mac }).collect();
