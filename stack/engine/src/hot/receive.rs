@@ -120,30 +120,29 @@ impl<B: Buffer> Connections<B> {
         if events.contains(Events::OCTETS_ACKED) {
             connection.acknowledged(&mut self.records);
         }
-        let mut train = Train::new(moment.turn, connection, rdma, counters);
         let mut taken = 1;
-        // What the peer's device has not cut holds many FPDUs of a Write.
-        let first = if predicted.payload.len() > LONG_FRAME {
-            train.take_long(frame, predicted.payload.clone())
+        if predicted.payload.len() > LONG_FRAME {
+            // What the peer's device has not cut holds many FPDUs of a Write.
+            taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 0));
         } else {
-            train.take::<false>(frame, predicted.payload.clone())
-        };
-        match first {
-            End::All => {
-                settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
-                if frames.len() > 1 {
-                    taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, end);
+            let mut train = Train::new(moment.turn, connection, rdma, counters);
+            match train.take::<false>(frame, predicted.payload.clone()) {
+                End::All => {
+                    settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+                    if frames.len() > 1 {
+                        taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 1));
+                    }
                 }
+                other => *end = other,
             }
-            other => *end = other,
         }
         counters.hot_received += taken as u64;
         counters.frames_received += taken as u64;
         taken
     }
 
-    /// Takes the segments that are like the first one, `predicted`, which was taken. Gives how many frames were taken
-    /// with that.
+    /// Takes the payload of the first segment, `predicted`, if that was not taken (`taken` is 0), and the segments that
+    /// are like it. Gives how many frames were taken then.
     #[inline(never)]
     fn follow<'f, const LINK: usize, const IP: usize>(
         &mut self,
@@ -152,19 +151,23 @@ impl<B: Buffer> Connections<B> {
         moment: Moment<'_>,
         mut predicted: Predicted,
         frames: &'f [B],
-        end: &mut End<'f>,
+        (end, mut taken): (&mut End<'f>, usize),
     ) -> usize {
-        let mut taken = 1;
-        let Some(index) = self.guess else { return taken };
-        let Some((connection, was_usual)) = self.table.get_marked(index) else { return taken };
+        let marked = self.guess.and_then(|index| Some((index, self.table.get_marked(index)?)));
+        let Some((index, (connection, was_usual))) = marked else {
+            counters.cannot_be("the connection whose segment was taken is gone");
+            return taken.max(1);
+        };
         let first = frames[0].data();
         let mut train = Train::new(moment.turn, connection, rdma, counters);
         while let Some(next) = frames.get(taken)
             && let End::All = end
         {
             let frame = next.data();
-            let is_alike = predicted.becomes::<B, LINK, IP>(first, next, frame);
-            if !is_alike || !train.connection.tcp.on_alike_segment(moment.now, &predicted.segment) {
+            let goes_on = taken == 0
+                || predicted.becomes::<B, LINK, IP>(first, next, frame)
+                    && train.connection.tcp.on_alike_segment(moment.now, &predicted.segment);
+            if !goes_on {
                 break;
             }
             *end = train.take::<true>(frame, predicted.payload.clone());
@@ -272,11 +275,6 @@ impl<'a> Train<'a> {
         let queue_pair = rdma.queue_pairs.get_mut(number).and_then(Option::as_deref_mut);
         let queue_pair = queue_pair.filter(|_| !turn.has_transparent());
         Train { turn, connection, queue_pair, lanes: &mut rdma.lanes, counters, write: None }
-    }
-
-    #[inline(never)]
-    fn take_long<'f>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
-        self.take::<true>(frame, payload)
     }
 
     /// Takes the usual FPDUs at the head of a segment's payload. `LONG`: prepares for more FPDUs of the same Write.
