@@ -62,7 +62,12 @@ impl Uplink {
             wait_for_peer: WAIT,
             ..PortOptions::default()
         };
-        let port = Port::open(eal, device, &options).context("the uplink cannot be opened")?;
+        let mut device = device.clone();
+        if let DeviceConfig::Vhost { tso, .. } = &mut device {
+            // Frames longer than the MTU fit into nobody's buffers here.
+            *tso = false;
+        }
+        let port = Port::open(eal, &device, &options).context("the uplink cannot be opened")?;
         let queue = port.take_queue(0).context("a new device has a queue")?;
         let is_up = port.link_up();
         Ok((Uplink { port, is_up }, (queue, is_up)))
