@@ -133,7 +133,7 @@ impl Mbuf {
     }
 
     /// The first segment's whole storage. `None` if there are other references to it (the device's included), or if it
-    /// belongs to another packet (see [`Queue::view`](crate::Queue::view)).
+    /// belongs to another packet.
     #[inline]
     pub fn storage_mut(&mut self) -> Option<&mut [u8]> {
         let header = self.header_mut()?;

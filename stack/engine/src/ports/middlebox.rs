@@ -27,8 +27,8 @@ const ETHERNET: usize = 14;
 const LONGEST: usize = 65_535;
 /// Segments of at most this many octets may be cut into single octets.
 const TINY: usize = 8;
-/// Most cuts of one segment.
-const CUTS: usize = TINY - 1;
+/// Most cuts of one segment: those that are chosen, and those without which a piece would not fit into its buffer.
+const CUTS: usize = TINY - 1 + 32;
 /// Flags of segments that may be joined.
 const PLAIN: TcpFlags = TcpFlags::ACK.with(TcpFlags::PSH).with(TcpFlags::FIN);
 /// Flags of segments that may be cut.
@@ -149,10 +149,16 @@ impl<B: Buffer> Middlebox<B> {
         if octets == 0 || !DIVISIBLE.contains(flags) {
             return self.put(frame);
         }
-        if octets > 1 && self.random.f64() < self.options.cutting {
-            let cuts = self.cuts(octets);
-            let pieces: Option<ArrayVec<B, { CUTS + 1 }>> = (0..=cuts.len()).map(|_| alloc()).collect();
-            if let Some(pieces) = pieces {
+        if octets > 1
+            && self.random.f64() < self.options.cutting
+            && let Some(mut first) = alloc()
+            && let most = room(&mut first, place)
+            && most > 0
+        {
+            let cuts = self.cuts(octets, most);
+            let rest = (0..cuts.len()).map(|_| alloc());
+            let pieces: Option<ArrayVec<B, { CUTS + 1 }>> = std::iter::once(Some(first)).chain(rest).collect();
+            if let Some(pieces) = pieces.filter(|_| !cuts.is_full()) {
                 self.counts[0] += 1;
                 let ends = cuts.iter().copied().chain([octets]);
                 let mut from = 0;
@@ -169,7 +175,7 @@ impl<B: Buffer> Middlebox<B> {
         }
         let mut frame = frame;
         if frame.is_shared() {
-            let Some(mut copy) = alloc() else { return self.put(frame) };
+            let Some(mut copy) = fitting(alloc(), octets, place) else { return self.put(frame) };
             copy_piece(&frame, place, &mut copy, 0..octets, true);
             frame = copy;
         } else {
@@ -196,8 +202,24 @@ impl<B: Buffer> Middlebox<B> {
         self.passed.push_back(frame);
     }
 
-    /// Where to cut: ascending offsets, each above 0 and below `octets`.
-    fn cuts(&mut self, octets: usize) -> ArrayVec<usize, CUTS> {
+    /// Where to cut: ascending offsets, each above 0 and below `octets`, so that no piece has more than `most` octets.
+    fn cuts(&mut self, octets: usize, most: usize) -> ArrayVec<usize, CUTS> {
+        let chosen = self.chosen_cuts(octets);
+        let (mut cuts, mut from) = (ArrayVec::new(), 0);
+        for to in chosen.into_iter().chain([octets]) {
+            while to - from > most && !cuts.is_full() {
+                from += most;
+                cuts.push(from);
+            }
+            if to < octets && !cuts.is_full() {
+                cuts.push(to);
+            }
+            from = to;
+        }
+        cuts
+    }
+
+    fn chosen_cuts(&mut self, octets: usize) -> ArrayVec<usize, CUTS> {
         if octets <= TINY && self.random.bool() {
             return (1..octets).collect();
         }
@@ -250,7 +272,7 @@ impl<B: Buffer> Middlebox<B> {
         let begins = is_plain && !flags.contains(TcpFlags::FIN) && self.random.f64() < self.options.joining;
         if begins && frame.is_shared() {
             // The headers of a chain's first buffer are rewritten.
-            if let Some(mut copy) = alloc() {
+            if let Some(mut copy) = fitting(alloc(), octets, place) {
                 copy_piece(&frame, place, &mut copy, 0..octets, true);
                 frame = copy;
             }
@@ -310,6 +332,17 @@ fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
         }
     };
     (ip && tcp).then_some((place, end))
+}
+
+/// Octets of payload that a fresh buffer takes behind headers like these.
+fn room<B: Buffer>(buffer: &mut B, place: Place) -> usize {
+    let start = buffer.start() + place.payload;
+    buffer.storage_mut().map_or(0, |storage| storage.len().saturating_sub(start))
+}
+
+/// A fresh buffer, if it takes so many octets of payload: what the peer's device has not cut may be longer.
+fn fitting<B: Buffer>(buffer: Option<B>, octets: usize, place: Place) -> Option<B> {
+    buffer.and_then(|mut buffer| (octets <= room(&mut buffer, place)).then_some(buffer))
 }
 
 /// Makes `piece` a segment of its own with the octets `range` of the payload. Its checksums are complete, so the device
