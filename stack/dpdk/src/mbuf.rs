@@ -41,8 +41,8 @@ pub struct TxChecksum {
     pub ipv6: bool,
     /// Fill in the IPv4 header's checksum (its field must be 0).
     pub ip: bool,
-    /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented; without the length if
-    /// the packet is to be cut).
+    /// Fill in the TCP checksum (its field must hold the pseudo-header's sum, not complemented, with the length of the
+    /// whole packet).
     pub tcp: bool,
     /// Cut into segments of this many payload octets; 0: do not cut.
     pub segment_size: u16,

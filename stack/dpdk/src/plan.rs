@@ -237,7 +237,7 @@ impl Plan {
                 }
                 plan.cuts = options.offloads.tso;
                 if plan.cuts {
-                    plan.tx_room = room.max(CUT_ROOM) + HEADROOM as u16;
+                    plan.tx_room = plan.tx_room.max(CUT_ROOM);
                 }
                 plan.rx_descriptors = rx_descriptors.min(size);
                 plan.tx_descriptors = tx_descriptors.min(size);

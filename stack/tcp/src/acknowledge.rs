@@ -187,8 +187,9 @@ impl Connection {
         for &mut (left, right) in ranges {
             // RFC 2018 §5. Ignore blocks that report octets never sent.
             if left < right && right > acknowledgment && right <= self.sender.queue.highest() {
-                if self.sender.frame > 0 {
-                    self.sender.queue.cut_around(left.max(acknowledgment), right, self.sender.mss.segment);
+                if self.sender.piece > 0 {
+                    let sizes = (self.sender.piece.min(self.sender.mss.segment), self.sender.mss.segment);
+                    self.sender.queue.cut_around(left.max(acknowledgment), right, sizes);
                 }
                 self.sender.queue.sack(left.max(acknowledgment), right, delivered);
             }
@@ -372,6 +373,11 @@ impl Sender {
     fn lose_first(&mut self) -> bool {
         match self.queue.segments().front() {
             Some(segment) if segment.fate == Fate::InFlight => {
+                // The rest of a frame may have arrived.
+                let (len, limit) = (segment.len, self.retransmission_limit(segment.len));
+                if len > limit {
+                    self.queue.cut(0, limit);
+                }
                 self.queue.set_fate(0, Fate::Lost);
                 self.recovery.force = true;
                 true

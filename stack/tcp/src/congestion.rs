@@ -52,6 +52,8 @@ struct Rare {
     saved: Option<Saved>,
     /// The initial window.
     initial: u32,
+    /// [`Controller::frame`].
+    frame: u32,
 }
 
 /// The upper bound of the window: the largest window that TCP can offer (RFC 7323 §2.3).
@@ -75,6 +77,7 @@ impl Controller {
                 },
                 saved: None,
                 initial,
+                frame: 0,
             }),
         }
     }
@@ -88,6 +91,18 @@ impl Controller {
     #[inline]
     pub(crate) fn window(&self) -> u32 {
         self.window
+    }
+
+    /// Most octets that leave at once, in one frame that the device cuts into segments; 0 if it cuts none.
+    #[inline]
+    pub(crate) fn frame(&self) -> u32 {
+        self.rare.frame
+    }
+
+    /// Sets [`Controller::frame`].
+    #[inline]
+    pub(crate) fn set_frame(&mut self, octets: u32) {
+        self.rare.frame = octets;
     }
 
     /// ssthresh.
@@ -139,7 +154,10 @@ impl Controller {
             if growth < octets {
                 self.avoid(now, octets - growth, rtt);
             }
-        } else if in_flight.saturating_add(2 * self.segment) >= window {
+        } else if in_flight.saturating_add(2 * self.segment) >= window
+            // Less than a frame may stay free, as the next one leaves whole.
+            || in_flight.saturating_add(self.rare.frame.min(window / 2)) >= window
+        {
             self.avoid(now, octets, rtt);
         }
     }

@@ -402,6 +402,16 @@ impl Connection {
         self.sender.queue.unacknowledged().min(self.sender.queue.end()).since(self.stream_start)
     }
 
+    /// Whether the peer has left three retransmissions in a row unanswered. One with a closed window answers them, but
+    /// does not take what they bring.
+    pub fn is_silent(&self, now: Instant) -> bool {
+        let answers = || {
+            let last = self.liveness.last_received;
+            self.sender.is_beyond_window() && now < last.after_nanos(2 * self.longest_silence())
+        };
+        self.sender.rtt.backoff() >= 3 && !answers()
+    }
+
     /// Ends sending: the queued data is sent, then a FIN (RFC 9293 §3.10.4). Receiving continues.
     pub fn close(&mut self, now: Instant) {
         if self.sender.is_closing() {
@@ -471,24 +481,28 @@ impl Connection {
         self.sender.mss.segment
     }
 
-    /// Lets records of up to `most` octets leave as a whole, each in one frame that the device cuts into segments, of
-    /// at most [`Connection::effective_mss`] octets each. A record leaves so if the windows have room for all of it and
-    /// nothing is repaired; else it leaves in segments. So gives how long a record should be now: at most half of the
-    /// congestion window. The scoreboard has one entry for it until the peer acknowledges parts.
+    /// Lets records of up to `most` octets leave as a whole, each in one frame that the device cuts into segments of
+    /// `piece` octets, at most [`Connection::effective_mss`]. A record leaves so if the windows have room for all of it
+    /// and nothing is repaired; else it leaves in segments. So gives how long a record should be now: at most half of
+    /// either window. The scoreboard has one entry for it until the peer acknowledges parts.
     #[inline]
-    pub fn leave_in_frames(&mut self, most: u32) -> u32 {
-        self.sender.frame = most;
-        most.min(self.sender.congestion.window() / 2)
+    pub fn leave_in_frames(&mut self, most: u32, piece: u32) -> u32 {
+        self.sender.congestion.set_frame(most);
+        self.sender.piece = piece;
+        most.min(self.sender.congestion.window().min(self.sender.window.octets) / 2)
     }
 
     /// Sets the path's MSS, counted like [`Config::mss`]: its MTU without the fixed IP and TCP headers. Larger segments
     /// in flight are retransmitted as smaller ones (RFC 1191 §6.4).
     pub fn set_path_mss(&mut self, mss: u16) {
+        let before = self.sender.mss.segment;
         if !self.sender.mss.set_path(&self.config, mss) {
             return;
         }
         self.measure(matches!(self.phase, Phase::SynSent | Phase::SynReceived { .. }));
-        if self.sender.queue.lose_larger_than(self.sender.mss.segment) {
+        // A frame is longer than any segment, and was cut into those that fitted before.
+        let shrinks = self.sender.mss.segment < before;
+        if shrinks && self.sender.queue.lose_larger_than(self.sender.mss.segment) {
             self.sender.recovery.force = true;
             self.sender.recovery.doubt = Doubt::No;
         }

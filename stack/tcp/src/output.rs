@@ -119,7 +119,7 @@ impl Connection {
     pub fn next_alike(&mut self, now: Instant, segment: &mut UsualSegment, room: &mut u32) -> Option<Slice> {
         let unsent = self.sender.queue.first_unsent()?;
         let len = unsent.len;
-        let is_frame = || len <= self.sender.frame && unsent.is_whole();
+        let is_frame = || len <= self.sender.congestion.frame() && unsent.is_whole();
         if len > *room || len > self.sender.mss.segment && !is_frame() {
             return None;
         }
@@ -407,7 +407,8 @@ impl Connection {
 
     /// Retransmits a segment of the scoreboard.
     fn send_again(&mut self, now: Instant, index: usize) -> Option<Transmit> {
-        let (segment, slice) = self.sender.queue.send_again(now, index, self.sender.mss.segment)?;
+        let limit = self.sender.retransmission_limit(self.sender.queue.segments().get(index)?.len);
+        let (segment, slice) = self.sender.queue.send_again(now, index, limit)?;
         let stamp = self.timestamps.enabled.then(|| self.timestamps.value(now));
         self.sender.recovery.note_retransmission(segment.start, segment.end(), stamp, self.options.sack);
         self.counters.segments_retransmitted += 1;
@@ -540,7 +541,7 @@ impl Connection {
 
     /// The longest silence that leaves several window probes within the user time-out: a peer that answers them stays
     /// connected.
-    fn longest_silence(&self) -> u64 {
+    pub(crate) fn longest_silence(&self) -> u64 {
         let ceiling = nanos(self.config.rto_max);
         self.config.user_timeout.map_or(ceiling, |patience| {
             ceiling.min((nanos(patience) / 4).max(self.sender.rtt.timeout_without_backoff()))

@@ -5,6 +5,7 @@
 //! record, or is the SYN or the FIN. Octets in flight, selectively acknowledged and considered lost are counted per
 //! segment, so the three sums always agree with the list.
 
+mod cut;
 mod fresh;
 mod order;
 mod segment;
@@ -523,24 +524,6 @@ impl SendQueue {
         self.forward = position;
         self.unacknowledged = position;
         Some((sent_at, len))
-    }
-
-    /// Cuts what left in a frame that the device has cut into segments of at most `limit` octets, where `left ..
-    /// right`, which the peer holds, begins and ends inside.
-    pub(crate) fn cut_around(&mut self, left: Position, right: Position, limit: u32) {
-        for (edge, begins) in [(left, true), (right, false)] {
-            let index = self.index_of(edge);
-            let Some(segment) = self.segments.get(index).filter(|segment| segment.start < edge) else { continue };
-            if segment.len <= limit || segment.fate == Fate::Sacked {
-                continue;
-            }
-            // A whole number of the device's segments, so that no peer can have it cut into crumbs.
-            let inside = edge.octets_since(segment.start);
-            let octets = limit * if begins { inside.div_ceil(limit) } else { inside / limit };
-            if octets > 0 && octets < segment.len {
-                self.cut(index, octets);
-            }
-        }
     }
 
     /// The peer holds `left .. right`. A segment counts if the block covers all of it.

@@ -55,8 +55,8 @@ pub(crate) struct Sender {
     pub(crate) queue: SendQueue,
     /// Rare fields are at its end.
     pub(crate) recovery: Recovery,
-    /// Most octets of a record that may leave in one frame, which the device cuts into segments; 0 if it cuts none.
-    pub(crate) frame: u32,
+    /// Octets of each segment that the device cuts out of a frame.
+    pub(crate) piece: u32,
 }
 
 impl Sender {
@@ -74,7 +74,7 @@ impl Sender {
             rtt: RttEstimator::new(config),
             queue: SendQueue::new(initial),
             recovery: Recovery::new(initial),
-            frame: 0,
+            piece: 0,
         }
     }
 
@@ -159,7 +159,7 @@ impl Sender {
     /// Whether a record, longer than a segment, is one for a frame that the device cuts, as the next new data.
     #[inline]
     fn is_for_frame(&self, unsent: &Unsent) -> bool {
-        unsent.len <= self.frame && unsent.is_whole() && self.recovery.is_plain() && self.queue.lost() == 0
+        unsent.len <= self.congestion.frame() && unsent.is_whole() && self.recovery.is_plain() && self.queue.lost() == 0
     }
 
     /// Whether the next record, longer than a segment, may leave as a whole now, in a frame that the device cuts.
@@ -170,8 +170,8 @@ impl Sender {
             && self.queue.in_flight().saturating_add(unsent.len) <= self.congestion.window()
     }
 
-    /// Whether the next record, longer than a segment, waits until it may leave as a whole: the peer is about to
-    /// acknowledge two segments or more, and the windows have room for the record by then.
+    /// Whether the next record, longer than a segment, waits until it may leave as a whole: at least two segments are
+    /// in flight, which the peer acknowledges (RFC 9293 §3.8.6.3), and the windows have room for the record by then.
     #[inline]
     fn waits_for_room(&self, unsent: &Unsent) -> bool {
         let window = self.congestion.window().min(self.window.octets);
@@ -228,6 +228,13 @@ impl Sender {
             self.congestion.restart();
             self.last_sent = now;
         }
+    }
+
+    /// How much of a segment of the scoreboard is retransmitted at once: of a frame what the device has made a segment.
+    #[inline]
+    pub(crate) fn retransmission_limit(&self, len: u32) -> u32 {
+        let segment = self.mss.segment;
+        if len > segment && self.piece > 0 { self.piece.min(segment) } else { segment }
     }
 
     /// Whether the octet at `sequence` was sent as a window probe.

@@ -208,7 +208,9 @@ fn of_a_frame_that_the_device_cuts_only_what_was_lost_is_sent_again() {
     }
     let (mut lost, mut repeated, mut cut) = (0, 0, 0);
     for seed in 0..8 {
-        let options = SimOptions { loss: 0.003, delay: Duration::from_micros(50), ..SimOptions::default() };
+        // FPDUs are a multiple of four octets long, and segments of half of these MTUs are not.
+        let path_mtu = if seed % 2 == 0 { 1500 } else { 1450 };
+        let options = SimOptions { loss: 0.003, delay: Duration::from_micros(50), path_mtu, ..SimOptions::default() };
         let host = HostOptions { segmentation: 9216, ..HostOptions::default() };
         let mut bench = bench_of(seed, options, host, PairOptions::default(), None);
         for id in 0..40 {
@@ -223,6 +225,38 @@ fn of_a_frame_that_the_device_cuts_only_what_was_lost_is_sent_again() {
     }
     assert!(lost > 100 && cut > 1000, "{lost} lost, {cut} frames for the device to cut");
     assert!(repeated < 2 * lost, "{repeated} segments sent again, {lost} lost");
+}
+
+#[test]
+fn a_path_that_grows_repeats_nothing_of_what_the_device_cuts() {
+    if is_skipped("the path's MTU is that of another path") {
+        return;
+    }
+    let host = HostOptions { segmentation: 9216, ..HostOptions::default() };
+    let small = SimOptions { path_mtu: 1000, delay: Duration::from_millis(5), ..SimOptions::default() };
+    let mut bench = bench_of(7, small, host, PairOptions::default(), None);
+    let sent_again = |bench: &Bench| bench.world.hosts[0].engine.as_ref().expect("it lives").stats().retransmissions;
+    bench.write(0, REGION);
+    bench.complete(1);
+    assert!(sent_again(&bench) > 0, "the path was found to be smaller");
+    bench.world.network.set_options(SimOptions { path_mtu: 1500, ..small });
+    // A larger MTU is tried after ten minutes. Before that, slow start fills the receiver's ring.
+    bench.world.run(Duration::from_secs(595));
+    let start = bench.world.now();
+    bench.write(1, REGION);
+    let mut before = 0;
+    for id in 2.. {
+        bench.write(id, REGION);
+        bench.complete(1);
+        let stats = bench.world.hosts[0].engine.as_ref().expect("it lives").stats();
+        if stats.connections[0].tcp.effective_mss > 1000 {
+            break;
+        }
+        before = stats.retransmissions;
+        assert!(bench.world.now() < start + Duration::from_secs(10), "the path stays small");
+    }
+    bench.complete(1);
+    assert_eq!(sent_again(&bench), before);
 }
 
 #[test]

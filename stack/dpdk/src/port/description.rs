@@ -15,13 +15,11 @@ pub struct Offloads {
     pub tx_checksum: bool,
     /// Cut large TCP packets into segments.
     pub tso: bool,
-    /// Deliver several TCP segments as one packet.
-    pub lro: bool,
 }
 
 impl Default for Offloads {
     fn default() -> Self {
-        Offloads { rx_checksum: true, tx_checksum: true, tso: false, lro: false }
+        Offloads { rx_checksum: true, tx_checksum: true, tso: false }
     }
 }
 
@@ -98,8 +96,6 @@ pub struct Capabilities {
     /// The device cuts large TCP packets. Their checksum field must hold the pseudo-header's sum with the length of the
     /// whole.
     pub tso: bool,
-    /// The device joins received TCP segments.
-    pub lro: bool,
     /// Received packets are spread over the queues by a hash.
     pub rss: bool,
     /// Octets of the hash's key; 0 without one.

@@ -198,8 +198,7 @@ pub(super) fn configure(
     let rx = (pick(
         wanted.rx_checksum,
         sys::UWARP_ETH_RX_IPV4_CKSUM | sys::UWARP_ETH_RX_TCP_CKSUM | sys::UWARP_ETH_RX_UDP_CKSUM,
-    ) | pick(wanted.lro, sys::UWARP_ETH_RX_TCP_LRO)
-        | pick(options.queues > 1, sys::UWARP_ETH_RX_RSS_HASH)
+    ) | pick(options.queues > 1, sys::UWARP_ETH_RX_RSS_HASH)
         | sys::UWARP_ETH_RX_SCATTER)
         & limits.rx_offload_capa;
     // The tap driver has no hardware to leave work to. Since DPDK 23.11 it cuts the headers off a frame whose checksum

@@ -133,7 +133,6 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         },
         rx_scatter: has(sys::UWARP_ETH_RX_SCATTER, features.rx) || !matches!(config, DeviceConfig::Pci { .. }),
         tso: has(sys::UWARP_ETH_TX_TCP_TSO, features.tx),
-        lro: has(sys::UWARP_ETH_RX_TCP_LRO, features.rx),
         rss: features.rss,
         rss_key_len: limits.hash_key_size,
         rss_table_len: limits.reta_size,

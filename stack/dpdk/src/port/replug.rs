@@ -59,7 +59,11 @@ impl Recipe {
             // The layers above rely on the features of the first device.
             Ok(features) if features == self.features => {}
             _ => {
-                tracing::warn!("the new peer of {} offers other features than the previous one", self.plan.name);
+                let name = &self.plan.name;
+                tracing::warn!(
+                    "the new peer of {name} offers other features than the previous one (the tso of a vhost, for example): give it \
+                     the same, or start this end anew"
+                );
                 return false;
             }
         }

@@ -296,7 +296,12 @@ impl<B: Buffer> Connections<B> {
             let count = stream.send.read(room);
             buffer.set_range(start, count);
             let sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(buffer.data()) };
-            let token = self.records.insert(Record { length: count as u16, sum, ..Record::new(buffer) });
+            let token = self.records.insert(Record {
+                length: count as u16,
+                segment: segment as u16,
+                sum,
+                ..Record::new(buffer)
+            });
             connection.tcp.push(token, count as u32);
             pulled = true;
             budget -= 1;

@@ -69,7 +69,7 @@ pub(crate) struct Record<B> {
     /// Octets of the record, which begin at [`Link::payload_start`](crate::link::Link::payload_start) of the buffer's
     /// storage.
     pub(crate) length: u16,
-    /// Octets of each segment but the last if the device is to cut the record; 0: it is one segment.
+    /// Octets of each segment but the last if the device cuts the record; [`u16::MAX`]: it is one segment.
     pub(crate) segment: u16,
     /// Partial Internet checksum of the record; 0 if the device computes checksums.
     pub(crate) sum: u32,
@@ -79,6 +79,6 @@ impl<B> Record<B> {
     /// A record of one segment that is still to be built.
     #[inline(always)]
     pub(crate) fn new(buffer: B) -> Record<B> {
-        Record { buffer, length: 0, segment: 0, sum: 0 }
+        Record { buffer, length: 0, segment: u16::MAX, sum: 0 }
     }
 }

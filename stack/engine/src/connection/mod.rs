@@ -137,8 +137,9 @@ impl Connection {
     fn free_record<B: Buffer>(&mut self, records: &mut BufferStore<Record<B>>, token: BufferToken) {
         // The records of plain streams are not placed where a buffer was kept.
         let is_kept = |record: &Record<B>| self.queue_pair.is_some() && !record.buffer.is_shared();
-        if let Some(length) = records.discard(token, |record| (u32::from(record.length), is_kept(record))) {
-            self.confirmed = self.confirmed.max(length.min(self.tcp.effective_mss()));
+        let largest = |record: &Record<B>| u32::from(record.length.min(record.segment));
+        if let Some(largest) = records.discard(token, |record| (largest(record), is_kept(record))) {
+            self.confirmed = self.confirmed.max(largest.min(self.tcp.effective_mss()));
         }
     }
 

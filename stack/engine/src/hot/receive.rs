@@ -121,8 +121,8 @@ impl<B: Buffer> Connections<B> {
             connection.acknowledged(&mut self.records);
         }
         let mut taken = 1;
-        if predicted.payload.len() > LONG_FRAME {
-            // What the peer's device has not cut holds many FPDUs of a Write.
+        if predicted.payload.len() > connection.tcp.effective_mss() as usize {
+            // What the peer's device has not cut may hold many FPDUs of a Write.
             taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 0));
         } else {
             let mut train = Train::new(moment.turn, connection, rdma, counters);
@@ -231,9 +231,6 @@ struct LongWrite<'a> {
     end: usize,
     crc: bool,
 }
-
-/// Octets of payload beyond which a frame is taken as one of many FPDUs.
-const LONG_FRAME: usize = 4096;
 
 /// Where the tagged offset is in an FPDU.
 const OFFSET_AT: usize = LENGTH_LEN + TAGGED_HEADER_LEN - size_of::<u64>();

@@ -253,7 +253,7 @@ impl<P: Port> Link<P> {
     /// The frame of a record that leaves at once.
     #[inline(always)]
     fn frame_of(&self, record: &mut Record<P::Buffer>, sent: &Sent, local: IpAddress) -> P::Buffer {
-        (record.length, record.sum) = (sent.length as u16, sent.sum);
+        (record.length, record.segment, record.sum) = (sent.length as u16, u16::MAX, sent.sum);
         record.buffer.set_range(self.payload_start - sent.headers, sent.headers + sent.length);
         if self.offload_tcp {
             record.buffer.set_transmit_checksums(offloads(sent.headers, self.vlan, local));
@@ -484,12 +484,7 @@ impl<P: Port> Link<P> {
             };
             record.buffer.set_range(start - headers, headers + slice.len as usize);
             if offload {
-                let mut checksums = offloads(headers, self.vlan, connection.flow.local);
-                if slice.len > connection.tcp.effective_mss() {
-                    checksums.segment_size = record.segment_size(connection);
-                    counters.frames_to_be_cut += 1;
-                }
-                record.buffer.set_transmit_checksums(checksums);
+                self.offload_record(counters, connection, record, headers);
             }
             let frame = record.buffer.share();
             counters.hot_sent += 1;

@@ -111,7 +111,7 @@ impl<P: Port> Link<P> {
         if self.frame_octets == 0 || to_self {
             return 1;
         }
-        (tcp.leave_in_frames(self.frame_octets) as usize / octets.max(1)).max(1)
+        (tcp.leave_in_frames(self.frame_octets, octets as u32) as usize / octets.max(1)).max(1)
     }
 
     /// Whether more frames may be made: the device keeps up.

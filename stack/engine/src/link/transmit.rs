@@ -119,15 +119,28 @@ impl<P: Port> Link<P> {
         };
         record.buffer.set_range(start - headers, headers + length);
         if offload {
-            let mut checksums = offloads(headers, self.vlan, connection.flow.local);
-            if slice.len > connection.tcp.effective_mss() {
-                checksums.segment_size = record.segment_size(connection);
-                counters.frames_to_be_cut += 1;
-            }
-            record.buffer.set_transmit_checksums(checksums);
+            self.offload_record(counters, connection, record, headers);
         }
         let frame = record.buffer.share();
         self.enqueue(counters, frame, connection.next_hop.to_self);
+    }
+
+    /// Leaves a whole record, behind so many octets of headers, to the device: its checksum, and to cut it if it is
+    /// longer than a segment.
+    #[inline]
+    pub(crate) fn offload_record(
+        &self,
+        counters: &mut Counters,
+        connection: &Connection,
+        record: &mut Record<P::Buffer>,
+        headers: usize,
+    ) {
+        let mut checksums = offloads(headers, self.vlan, connection.flow.local);
+        if u32::from(record.length) > connection.tcp.effective_mss() {
+            checksums.segment_size = record.segment_size(connection);
+            counters.frames_to_be_cut += 1;
+        }
+        record.buffer.set_transmit_checksums(checksums);
     }
 
     /// A segment without payload.
@@ -311,12 +324,10 @@ pub(crate) fn offloads(headers: usize, vlan: Option<VlanTag>, local: IpAddress) 
 }
 
 impl<B> Record<B> {
-    /// Where the device cuts the record: behind so many octets each.
+    /// Octets of a segment that the device cuts out of the record. The path may have shrunk since it was built.
     #[inline]
-    pub(crate) fn segment_size(&self, connection: &Connection) -> u16 {
-        // The path may have shrunk since it was built.
-        let most = connection.tcp.effective_mss() as u16;
-        if self.segment == 0 { most } else { self.segment.min(most) }
+    fn segment_size(&self, connection: &Connection) -> u16 {
+        self.segment.min(connection.tcp.effective_mss() as u16)
     }
 }
 

@@ -23,20 +23,20 @@ impl<P: Port> Sending<'_, P> {
         let Some(running) = self.connection.phase.running(self.counters) else { return Ok(()) };
         // The general code notices that.
         let Some(outgoing) = &running.outgoing else { return Ok(()) };
-        let length = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
+        let each = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
         // Where two fit a segment, each record holds several.
-        let shares = self.open.as_ref().map_or(length, |open| open.length().min(length)) + length <= segment;
+        let shares = self.open.as_ref().map_or(each, |open| open.length().min(each)) + each <= segment;
         if !outgoing.message.continues(limit) || shares || running.transmits_markers() {
             return Ok(());
         }
         self.push_open();
         let to_self = self.connection.next_hop.to_self;
-        let each_frame = self.link.segments_of_frame(length, &mut self.connection.tcp, to_self);
+        let each_frame = self.link.segments_of_frame(each, &mut self.connection.tcp, to_self);
         let Sending { turn, link, records, counters, connection, queue_pair, .. } = self;
         let Connection { phase, tcp, .. } = &mut **connection;
         let Some(running) = phase.running(counters) else { return Ok(()) };
         let crc = running.crc;
-        let opens = crc && length > 2 * SHORT;
+        let opens = crc && each > 2 * SHORT;
         let mut source = None;
         while *space > 0
             && *budget > 0
@@ -71,7 +71,7 @@ impl<P: Port> Sending<'_, P> {
             } else {
                 record.sum = if link.offload_tcp { 0 } else { kernels::checksum_sum(&room[..length]) };
                 record.length = length as u16;
-                record.segment = if built > 1 { (length / built) as u16 } else { 0 };
+                record.segment = each as u16;
                 record.buffer.set_range(start, length);
                 tcp.push(token, length as u32);
                 counters.fpdus_sent += built as u64;

@@ -56,6 +56,25 @@ fn unused_window_does_not_grow() {
     assert_eq!(reno.window(), 10_000); // RFC 7661 §4.3 and §4.4
 }
 
+/// The next frame waits until it leaves whole.
+#[test]
+fn a_window_with_less_than_a_frame_free_is_full() {
+    let mut reno = controller(Congestion::Reno);
+    reno.set_window(20_000);
+    reno.reduce(20_000);
+    reno.recovered();
+    reno.set_frame(6000);
+    // Twelve segments' worth of acknowledgments are more than a window.
+    for (in_flight, grown) in [(10_000, true), (4000, false), (6000, true)] {
+        let before = reno.window();
+        (0..12).for_each(|_| {
+            reno.sent(in_flight);
+            reno.acknowledged(at(0), SEGMENT, RTT);
+        });
+        assert_eq!(reno.window() > before, grown, "{in_flight} in flight, a window of {before}");
+    }
+}
+
 #[test]
 fn reno_halves_and_then_adds_one_segment_a_round_trip() {
     let mut reno = controller(Congestion::Reno);

@@ -10,8 +10,6 @@
 //! The lists are not updated when the fate of a segment changes: a transmission that is no longer in flight is dropped
 //! when it is encountered.
 
-use core::cmp::Reverse;
-
 use super::SendQueue;
 use super::segment::{Fate, Segment};
 use super::transmissions::Transmission;
@@ -39,31 +37,6 @@ impl SendQueue {
         if order.again.len() > 2 * self.segments.len() {
             self.read_anew();
         }
-    }
-
-    /// Cuts a segment that is not sacked behind `octets` of it, fewer than it has. Both parts have its fate and its
-    /// time.
-    pub(super) fn cut(&mut self, index: usize, octets: u32) {
-        let whole = self.segments[index];
-        debug_assert!(octets > 0 && octets < whole.len && whole.fate != Fate::Sacked);
-        self.segments[index].len = octets;
-        self.segments.insert(index + 1, Segment { start: whole.start + octets, len: whole.len - octets, ..whole });
-        // The second part has the end of the whole, which the lists know; they learn of the first.
-        let first = self.segments[index];
-        let Some(marks) = &mut self.marks else { return };
-        if whole.fate == Fate::Lost {
-            marks.lost.push(Reverse(first.end()));
-            return;
-        }
-        let order = &mut marks.order;
-        let list = match whole.resent {
-            true => &mut order.again,
-            false if whole.end() <= order.read_to => &mut order.overtaken,
-            // It is still to be read.
-            false => return,
-        };
-        let place = list.partition_point(|earlier| *earlier < first.transmission());
-        list.insert(place, first.transmission());
     }
 
     /// Restarts reading at the oldest segment.

@@ -130,8 +130,8 @@ enum Step {
     SendAny(usize, u32),
     /// This many segments, from the first number on.
     Sack(usize, usize),
-    /// The same, without so many octets at either end: what left in one frame was cut into segments on the way.
-    SackInside(usize, usize, u32, u32),
+    /// The same, without so many octets at either end: what left in one frame was cut into segments of so many octets.
+    SackInside(usize, usize, u32, u32, u32),
     /// Up to this segment, and this many octets of it.
     Acknowledge(usize, u32),
     /// Without loss detection, as while nothing is missing.
@@ -153,8 +153,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (1..6usize, limit.clone()).prop_map(|(count, limit)| Step::SendLost(count, limit)),
         2 => (any::<usize>(), limit).prop_map(|(index, limit)| Step::SendAny(index, limit)),
         12 => (0..30usize, 1..6usize).prop_map(|(first, count)| Step::Sack(first, count)),
-        3 => (0..30usize, 1..6usize, 0..2 * SEGMENT, 0..2 * SEGMENT)
-            .prop_map(|(first, count, before, behind)| Step::SackInside(first, count, before, behind)),
+        3 => (0..30usize, 1..6usize, 0..2 * SEGMENT, 0..2 * SEGMENT, SEGMENT - 4..=SEGMENT)
+            .prop_map(|(first, count, before, behind, piece)| Step::SackInside(first, count, before, behind, piece)),
         3 => (0..6usize, prop_oneof![3 => Just(0), 1 => 0..SEGMENT]).prop_map(|(to, part)| Step::Acknowledge(to, part)),
         2 => (0..6usize).prop_map(Step::AcknowledgePlainly),
         1 => any::<bool>().prop_map(Step::TimeOut),
@@ -193,11 +193,11 @@ proptest! {
                         sender.detect_and_compare();
                     }
                 }
-                Step::SackInside(first, count, before, behind) => {
+                Step::SackInside(first, count, before, behind, piece) => {
                     let (left, right) = (sender.start(first), sender.start(first + count));
                     if before + behind < right.octets_since(left) {
                         let right = left + (right.octets_since(left) - behind);
-                        sender.queue.cut_around(left + before, right, SEGMENT);
+                        sender.queue.cut_around(left + before, right, (piece, SEGMENT));
                         sender.queue.check();
                         sender.sack(left + before, right);
                         sender.detect_and_compare();

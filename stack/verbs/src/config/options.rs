@@ -175,10 +175,9 @@ pub struct TcpOptions {
     /// Selective acknowledgments (RFC 2018). They can be switched off for measurements. Window scaling is always
     /// offered.
     pub sack: bool,
-    /// Let the device cut frames into several segments (TSO) and deliver joined ones (LRO), if it can: virtio-user with
-    /// a vhost that has `tso`. Segments of RDMA streams still begin with an FPDU. A capture shows the frames as the
-    /// device gets them. The transmit buffers of virtio-user hold 9 KiB then, those of other devices what the MTU
-    /// takes.
+    /// Let the device cut frames into several segments (TSO) if it can: virtio-user with a vhost that has `tso`.
+    /// Segments of RDMA streams still begin with an FPDU. A capture shows the frames as the device gets them. The
+    /// transmit buffers of virtio-user hold 9 KiB then, those of other devices what the MTU takes.
     pub segmentation_offload: bool,
     /// Timestamps in every segment (RFC 7323): 12 octets each, and protection against wrapped sequence numbers. If off,
     /// they are neither offered nor accepted.

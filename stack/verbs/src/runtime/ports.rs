@@ -77,11 +77,7 @@ fn open_device(
         rx_descriptors: config.buffers.descriptors,
         tx_descriptors: config.buffers.descriptors,
         wait_for_peer: config.wait_for_peer,
-        offloads: uwarp_dpdk::Offloads {
-            tso: config.tcp.segmentation_offload,
-            lro: config.tcp.segmentation_offload,
-            ..uwarp_dpdk::Offloads::default()
-        },
+        offloads: uwarp_dpdk::Offloads { tso: config.tcp.segmentation_offload, ..uwarp_dpdk::Offloads::default() },
         ..uwarp_dpdk::PortOptions::default()
     };
     let port = uwarp_dpdk::Port::open(&eal, device, &options)?;
