@@ -10,6 +10,7 @@ use std::time::Duration;
 use uwarp_memory::Turn;
 use uwarp_tcp::Instant;
 
+use crate::api::Farewell;
 use crate::api::command::AsyncEvent;
 use crate::core::Core;
 use crate::engine::Turned;
@@ -324,11 +325,18 @@ impl<P: Port> Core<P> {
         Turned { received, transmitted, busy }
     }
 
-    /// Sends the answers that wait until the device has all frames. Those that wait for the link may wait for ever.
+    /// Answers for the queue pairs that were taken away and whose connections are done. Those that wait for the link
+    /// may wait for ever.
     #[cold]
     fn send_farewells(&mut self) {
-        if self.link.transmit.queue.is_empty() || !self.link.is_up {
-            self.control.farewells.drain(..).for_each(|(reply, abandoned)| drop(reply.send(abandoned)));
+        let Core { control, connections, link, now, .. } = self;
+        if !link.transmit.queue.is_empty() && link.is_up {
+            return;
+        }
+        let is_due =
+            |farewell: &mut Farewell| !link.is_up || !farewell.flow.is_some_and(|flow| connections.closes(&flow, *now));
+        for Farewell { reply, abandoned, .. } in control.farewells.extract_if(.., is_due) {
+            let _ = reply.send(abandoned);
         }
     }
 

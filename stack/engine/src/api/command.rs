@@ -67,8 +67,9 @@ pub enum Command {
     AbandonQueuePair {
         /// Its number.
         queue_pair: u32,
-        /// Its rings, with what was posted; `None` if the engine does not know it. The answer comes when the device has
-        /// the last frames, so a process that waits for it may end at once.
+        /// Its rings, with what was posted; `None` if the engine does not know it. The answer comes when the connection
+        /// has closed in order, or the peer is silent, and the device has the last frames. So a process that waits for
+        /// it may end at once.
         reply: Sender<Option<Abandoned>>,
     },
     /// Starts an active open for an idle queue pair. The outcome is a [`ConnectionEvent`].

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crossbeam::channel::{Receiver, Sender};
 use uwarp_ring::Doorbells;
 use uwarp_tcp::Instant;
+use uwarp_wire::address::FlowKey;
 
 use crate::api::command::{Abandoned, AsyncEvent, Command, EventSink, ShutdownReport};
 
@@ -29,8 +30,18 @@ pub(crate) struct Control {
     /// Queue pairs and plain streams whose doorbells rang and that were not served yet.
     pub(crate) rung: Vec<u32>,
     pub(crate) shutdown: Option<Shutdown>,
-    /// Answers that wait until the device has all frames: who gets one may end the process.
-    pub(crate) farewells: Vec<(Sender<Option<Abandoned>>, Option<Abandoned>)>,
+    /// Queue pairs that were taken away and are not answered for.
+    pub(crate) farewells: Vec<Farewell>,
+}
+
+/// The answer for a queue pair that was taken away. It waits until the process may end: until the device has all
+/// frames, and the connection has closed in order.
+#[derive(Debug)]
+pub(crate) struct Farewell {
+    pub(crate) reply: Sender<Option<Abandoned>>,
+    pub(crate) abandoned: Option<Abandoned>,
+    /// Of the connection that was left to TCP, if any.
+    pub(crate) flow: Option<FlowKey>,
 }
 
 /// A shutdown under way.

@@ -11,6 +11,7 @@ use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::Limit;
 use uwarp_tcp::Instant;
+use uwarp_wire::address::FlowKey;
 
 impl Connection {
     /// The queue pair of the connection is gone.
@@ -82,6 +83,7 @@ impl<B: Buffer> Connections<B> {
                 && is_between_messages(&connection, queue_pair)
             {
                 (connection.queue_pair, queue_pair.connection) = (None, None);
+                queue_pair.left = Some(connection.flow);
                 left_for = Some(connection.end.unwrap_or(DisconnectReason::Aborted));
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
@@ -101,7 +103,7 @@ impl<B: Buffer> Connections<B> {
         rdma.sweep_soon(number, now);
     }
 
-    /// Takes a queue pair away at once, and gives back its rings.
+    /// Takes a queue pair away at once, and gives back its rings, with the flow of the connection that TCP is to close.
     pub(crate) fn abandon_queue_pair<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
@@ -109,8 +111,9 @@ impl<B: Buffer> Connections<B> {
         counters: &mut Counters,
         now: Instant,
         number: u32,
-    ) -> Option<Abandoned> {
-        let mut queue_pair = rdma.take(Some(number))?.leave();
+    ) -> (Option<Abandoned>, Option<FlowKey>) {
+        let Some(queue_pair) = rdma.take(Some(number)) else { return (None, None) };
+        let mut queue_pair = queue_pair.leave();
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
@@ -124,6 +127,7 @@ impl<B: Buffer> Connections<B> {
                 // the acknowledgment of the peer's messages, which would then fail there.
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
+                queue_pair.left = Some(connection.flow);
             } else {
                 // Messages that were delivered are not lost for their sender because this side leaves.
                 if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(now) {
@@ -134,7 +138,8 @@ impl<B: Buffer> Connections<B> {
             self.put_back(connection);
         }
         rdma.lanes.forget(number);
-        Some(queue_pair.abandon())
+        let left = queue_pair.left;
+        (Some(queue_pair.abandon()), left)
     }
 }
 

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use crossbeam::channel::Sender;
 use uwarp_tcp::{Instant, State};
+use uwarp_wire::address::FlowKey;
 
 use crate::api::Shutdown;
 use crate::api::command::{DisconnectReason, ShutdownReport};
 use crate::api::counters::Counters;
 use crate::api::work::Status;
+use crate::connection::phase::{Phase, Reader};
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
@@ -41,7 +43,7 @@ impl Shutdown {
         }
         let Connections { table, ending, .. } = connections;
         for (index, connection) in table.iter_mut() {
-            if !is_done(connection) && !has_everything(connection) {
+            if !is_done(connection) && !connection.finished && !has_everything(connection) {
                 let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
                 self.report.reset += 1;
                 self.report.octets_not_acknowledged += left;
@@ -59,8 +61,10 @@ impl Shutdown {
         connections: &mut Connections<P::Buffer>,
         now: Instant,
     ) -> bool {
-        let patient = now < self.patient_until;
-        let done = |connection: &Connection| is_done(connection) || !patient && has_everything(connection);
+        let (patient, over) = (now < self.patient_until, now >= self.until);
+        let done = |connection: &Connection| {
+            is_done(connection) || !patient && has_everything(connection) || over && connection.finished
+        };
         if self.done.is_none() || !connections.table.iter().all(|(_, connection)| done(connection)) {
             return false;
         }
@@ -89,6 +93,14 @@ impl Shutdown {
 }
 
 impl<B: Buffer> Connections<B> {
+    /// Whether the flow's connection is left to TCP, and the peer, which is not silent, has not closed it yet.
+    pub(crate) fn closes(&self, flow: &FlowKey, now: Instant) -> bool {
+        let connection = self.find(flow).and_then(|index| self.table.get(index));
+        connection.is_some_and(|connection| {
+            matches!(connection.phase, Phase::Closing(_)) && !is_done(connection) && !connection.tcp.is_silent(now)
+        })
+    }
+
     /// The engine has failed: no connection gets anything done any more.
     pub(crate) fn fail_all(&mut self) {
         self.table.iter_mut().for_each(|(_, connection)| connection.stream = None);
@@ -121,7 +133,13 @@ pub(crate) fn has_everything(connection: &Connection) -> bool {
         && connection.tcp.octets_acknowledged() == connection.tcp.octets_pushed()
 }
 
-/// Whether a shutdown need not wait for the connection: the peer has everything, our FIN included.
+/// Whether a shutdown need not wait for the connection: the peer has everything, our FIN included. That of RDMA closes
+/// when it has delivered everything; before, a reset of its acknowledgments would take back what waits for a receive.
 fn is_done(connection: &Connection) -> bool {
-    connection.finished || matches!(connection.tcp.state(), State::TimeWait | State::Closed)
+    let is_stream = match &connection.phase {
+        Phase::Stream(_) => true,
+        Phase::Closing(closing) => closing.reader != Reader::None,
+        _ => false,
+    };
+    connection.finished && is_stream || matches!(connection.tcp.state(), State::TimeWait | State::Closed)
 }

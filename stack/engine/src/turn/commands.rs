@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use uwarp_tcp::Instant;
 
-use crate::api::Shutdown;
 use crate::api::command::{AsyncEvent, Command};
 use crate::api::snapshot::queue_pair_tcp_info as tcp_info;
+use crate::api::{Farewell, Shutdown};
 use crate::connection::listener::Requests;
 use crate::core::Core;
 use crate::link::port::Port;
@@ -48,8 +48,8 @@ impl<P: Port> Core<P> {
                 }
             }
             Command::AbandonQueuePair { queue_pair, reply } => {
-                let abandoned = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
-                control.farewells.push((reply, abandoned));
+                let (abandoned, flow) = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
+                control.farewells.push(Farewell { reply, abandoned, flow });
             }
             Command::Connect(parameters) => self.connect(*parameters),
             Command::Accept(parameters) => connections.accept(rdma, &config.iwarp, now, *parameters),

@@ -6,8 +6,8 @@ use crossbeam::channel::bounded;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Abandoned, Command};
 
-/// How long an engine may take to forget a queue pair before that is left to it.
-const DESTROY_LIMIT: Duration = Duration::from_secs(5);
+/// How long an engine may take to forget a queue pair before that is left to it, if `linger` is less.
+const FORGET_LIMIT: Duration = Duration::from_secs(1);
 
 impl QueuePairControl {
     /// Takes the queue pair away from its engine, with what is posted.
@@ -49,11 +49,14 @@ impl QueuePairControl {
         Ok(())
     }
 
-    /// Ends the queue pair at once: nothing of it completes any more. Its connection closes behind what was sent, for
-    /// which TCP has 30 s, or is reset if a message is half sent; as long as the process lives, its engine retransmits.
-    /// When this returns, the engine has forgotten the queue pair, its last frames are with the device, and a switch
-    /// has delivered them: the process may end at once. (By another thread than that of an inline context, the engine
-    /// forgets it when it turns next.)
+    /// Ends the queue pair at once: nothing of it completes any more. Its connection closes behind what was sent, or is
+    /// reset if a message is half sent.
+    ///
+    /// This returns when the peer has closed, too, as it does behind all that it receives, and the last frames are with
+    /// the device, or delivered by a switch: the process may end at once. It waits for at most the configuration's
+    /// `linger`, and not for a peer that does not answer three retransmissions. TCP then goes on, for up to 30 s, as
+    /// long as the process lives. (By another thread than that of an inline context, the engine forgets the queue pair
+    /// when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;
         if self.unbound.is_some() {
@@ -61,8 +64,9 @@ impl QueuePairControl {
         }
         let (reply, abandoned) = bounded(1);
         self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
-        // An engine that does not answer in time forgets it later. The number rests as that of any other.
-        let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(DESTROY_LIMIT)) {
+        let limit = self.shared.config.linger.max(FORGET_LIMIT);
+        // An engine that does not answer in time does so later. The number rests as that of any other.
+        let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(limit)) {
             Ok(_) => {
                 self.shared.deliver();
                 self.unread()
