@@ -61,6 +61,9 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     fn collect_rare(&mut self, has_work: bool, may_have_more: bool) {
         let now = self.now;
+        if !self.control.farewells.is_empty() {
+            self.send_farewells();
+        }
         if !self.net.announced {
             self.net.announced = true;
             self.net.announce_twice(&mut self.link, &mut self.counters, now);
@@ -109,6 +112,7 @@ impl<P: Port> Core<P> {
     #[inline]
     fn next_rare(&self) -> Instant {
         let at_once = self.control.shutdown.is_some()
+            || !self.control.farewells.is_empty()
             || self.rdma.commits.is_pending()
             || self.rdma.lanes.has_backlog()
             || self.net.known_epoch != self.net.neighbours.epoch()
@@ -305,9 +309,6 @@ impl<P: Port> Core<P> {
         let transmitted = self.link.transmit.flushed;
         if !worked && transmitted == 0 && self.link.transmit.queue.is_empty() && !self.rdma.commits.is_busy() {
             return Turned::default();
-        }
-        if !self.control.farewells.is_empty() {
-            self.send_farewells();
         }
         // Frames that wait for the link are no reason to spin.
         let backlog = self.link.is_up && !self.link.transmit.queue.is_empty() || !self.link.loopback.is_empty();
