@@ -402,14 +402,11 @@ impl Connection {
         self.sender.queue.unacknowledged().min(self.sender.queue.end()).since(self.stream_start)
     }
 
-    /// Whether the peer has left three retransmissions in a row unanswered. One with a closed window answers them, but
-    /// does not take what they bring.
+    /// Whether the peer is silent: three time-outs in a row, and nothing received for half a second. One with a closed
+    /// window answers retransmissions, which are rare then, but does not take what they bring.
     pub fn is_silent(&self, now: Instant) -> bool {
-        let answers = || {
-            let last = self.liveness.last_received;
-            self.sender.is_beyond_window() && now < last.after_nanos(2 * self.longest_silence())
-        };
-        self.sender.rtt.backoff() >= 3 && !answers()
+        let silence = if self.sender.is_beyond_window() { 2 * self.longest_silence() } else { 500_000_000 };
+        self.sender.rtt.backoff() >= 3 && now >= self.liveness.last_received.after_nanos(silence)
     }
 
     /// Ends sending: the queued data is sent, then a FIN (RFC 9293 §3.10.4). Receiving continues.

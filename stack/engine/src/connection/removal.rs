@@ -83,7 +83,6 @@ impl<B: Buffer> Connections<B> {
                 && is_between_messages(&connection, queue_pair)
             {
                 (connection.queue_pair, queue_pair.connection) = (None, None);
-                queue_pair.left = Some(connection.flow);
                 left_for = Some(connection.end.unwrap_or(DisconnectReason::Aborted));
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
@@ -116,6 +115,7 @@ impl<B: Buffer> Connections<B> {
         let mut queue_pair = queue_pair.leave();
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
+        let mut left = None;
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.take(counters, index)
         {
@@ -127,7 +127,7 @@ impl<B: Buffer> Connections<B> {
                 // the acknowledgment of the peer's messages, which would then fail there.
                 connection.leave_to_tcp(link, rdma, counters, now);
                 connection.schedule(&mut self.ready, index);
-                queue_pair.left = Some(connection.flow);
+                left = Some(connection.flow);
             } else {
                 // Messages that were delivered are not lost for their sender because this side leaves.
                 if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(now) {
@@ -138,7 +138,6 @@ impl<B: Buffer> Connections<B> {
             self.put_back(connection);
         }
         rdma.lanes.forget(number);
-        let left = queue_pair.left;
         (Some(queue_pair.abandon()), left)
     }
 }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use uwarp_memory::{Association, DomainId, StreamId};
-use uwarp_wire::address::FlowKey;
 
 use crate::api::command::{
     Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
@@ -41,8 +40,6 @@ pub(crate) struct QueuePair {
     pub(crate) stage: Stage,
     /// Index of its connection.
     pub(crate) connection: Option<u32>,
-    /// The flow of its last connection, if that was left to TCP.
-    pub(crate) left: Option<FlowKey>,
     pub(crate) send: SendQueue,
     pub(crate) receive: ReceiveQueue,
     pub(crate) send_completions: CompletionQueueId,
@@ -141,7 +138,6 @@ impl QueuePair {
             membership: setup.membership,
             stage: Stage::Idle,
             connection: None,
-            left: None,
             send: SendQueue::new(setup.send_queue, setup.signal_all, setup.complete_on_ack),
             receive: ReceiveQueue::new(setup.receive_queue, setup.shared_receives),
             send_completions: setup.send_completions,
