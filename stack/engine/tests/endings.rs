@@ -436,7 +436,7 @@ fn a_message_that_was_received_completes_though_its_receivers_queue_pair_is_take
     world.hosts[1].command(Command::AbandonQueuePair { queue_pair: server.number, reply });
     assert_eq!(end(&mut world, &client, SECOND), DisconnectReason::PeerClosed);
     world.run(SECOND);
-    assert!(rings.try_recv().expect("an answer").is_some());
+    assert!(rings.try_recv().is_ok());
     let done: Vec<_> = client.poll_all().iter().map(|one| (one.id, one.status)).collect();
     assert_eq!(done, [(1, Status::Success), (2, Status::Success)]);
     nothing_left(&mut world);
@@ -497,7 +497,7 @@ fn an_abandoned_queue_pair_is_answered_for_when_its_last_frames_are_with_the_dev
     world.hosts[1].command(Command::AbandonQueuePair { queue_pair: server.number, reply });
     assert!(world.run_until(SECOND, |_| !rings.is_empty()), "no answer");
     *answer.borrow_mut() = None;
-    assert!(rings.try_recv().expect("an answer").is_some());
+    assert!(rings.try_recv().is_ok());
     assert!(sent.get() > 0, "the last acknowledgment, with FIN");
     // That engine never turns again.
     world.hosts[1].engine = None;

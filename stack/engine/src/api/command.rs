@@ -67,7 +67,8 @@ pub enum Command {
     AbandonQueuePair {
         /// Its number.
         queue_pair: u32,
-        /// Its rings, with what was posted; `None` if the engine does not know it. The answer comes when the connection
+        /// Its rings, with what was posted; `None` if the engine does not know it, or has dropped them because a
+        /// connection is left to TCP. The answer comes when the connection
         /// has closed in order, or the peer is silent, and the device has the last frames. So a process that waits for
         /// it may end at once.
         reply: Sender<Option<Abandoned>>,

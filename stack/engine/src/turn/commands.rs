@@ -49,6 +49,8 @@ impl<P: Port> Core<P> {
             }
             Command::AbandonQueuePair { queue_pair, reply } => {
                 let (abandoned, flow) = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
+                // What the answer would hold counts in the domain, where others may need to be alone.
+                let abandoned = abandoned.filter(|_| flow.is_none());
                 control.farewells.push(Farewell { reply, abandoned, flow });
             }
             Command::Connect(parameters) => self.connect(*parameters),
