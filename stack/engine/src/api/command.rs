@@ -188,7 +188,8 @@ pub enum Command {
     },
     /// Ends the capture and flushes the file.
     StopCapture,
-    /// Refuses new work, lets data and FIN be acknowledged for at most `linger`, then resets what is left.
+    /// Refuses new work and lets connections close in order for at most `linger`, then resets those whose peers have not
+    /// acknowledged data and FIN.
     Shutdown {
         /// Longest wait.
         linger: Duration,
@@ -205,7 +206,7 @@ pub enum Command {
 /// How a shutdown ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShutdownReport {
-    /// Connections that were not done after the linger time, and were reset.
+    /// Connections whose peers had not acknowledged everything after the linger time, and which were reset.
     pub reset: usize,
     /// Their octets that the peers had not acknowledged.
     pub octets_not_acknowledged: u64,

@@ -111,7 +111,7 @@ struct Unbound {
 ///
 /// One thread owns it at a time (`Send`, not `Sync`); [`into_halves`](Self::into_halves) lets up to three threads share
 /// it. It is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is
-/// sent, and the context lingers until the peer has acknowledged it.
+/// sent, and the context lingers until the peer has delivered it.
 #[derive(Debug)]
 pub struct QueuePair {
     control: QueuePairControl,

@@ -89,7 +89,7 @@ impl Drop for Shared {
 /// One address on one device, with its engines: everything else is made from it.
 ///
 /// A clone is the same context. It closes when it and everything made from it is dropped, or by [`close`](Self::close):
-/// then it waits, for at most the configuration's `linger`, until the peers have acknowledged what was sent.
+/// then it waits, for at most the configuration's `linger`, until the peers have delivered what was sent.
 ///
 /// An inline context belongs to the thread that opened it, which has to call [`poll`](Self::poll), poll a completion
 /// queue, or be inside a blocking call, for anything to happen: no acknowledgment and no timer runs otherwise. Other
@@ -225,7 +225,7 @@ impl Context {
     }
 
     /// Closes the context now, whatever of its objects is still alive: waits up to `linger` until the peers have
-    /// acknowledged everything, then stops the engines and closes the device. Later calls fail with
+    /// delivered everything and closed, then stops the engines and closes the device. Later calls fail with
     /// [`Error::ContextClosed`].
     pub fn close(self) -> Result<(), Error> {
         self.shared.check_here()?;
