@@ -188,8 +188,8 @@ pub enum Command {
     },
     /// Ends the capture and flushes the file.
     StopCapture,
-    /// Refuses new work and lets connections close in order for at most `linger`, then resets those whose peers have not
-    /// acknowledged data and FIN.
+    /// Refuses new work and lets connections close in order for at most `linger`, then resets those whose peers have
+    /// not acknowledged data and FIN.
     Shutdown {
         /// Longest wait.
         linger: Duration,

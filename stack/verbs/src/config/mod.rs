@@ -72,8 +72,8 @@ pub struct Config {
     /// Largest IP packet, 576 to 9000 octets. Both ends of a virtual device need the same.
     #[serde(default = "default_mtu")]
     pub mtu: u16,
-    /// How long closing a context, and destroying a queue pair at once, wait until the peer has delivered everything and
-    /// closed. A destroy waits for a second at least.
+    /// How long closing a context, and destroying a queue pair at once, wait until the peer has delivered everything
+    /// and closed. A destroy waits for a second at least.
     #[serde(default = "default_linger", with = "units::duration")]
     pub linger: Duration,
     /// How long opening waits for the device's peer, if the device needs one to open: a memif client, and both kinds of
