@@ -13,6 +13,7 @@
 #![allow(unsafe_code)] // One of the four unsafe islands: this crate turns C's promises into Rust's.
 
 mod alarm;
+mod copies;
 pub mod device;
 pub mod eal;
 mod error;

@@ -345,6 +345,17 @@ impl Mbuf {
         true
     }
 
+    /// Requests what `other` requests. Returns false, and changes nothing, if the buffer is shared.
+    #[inline]
+    #[must_use]
+    pub(crate) fn take_offloads_of(&mut self, other: &Mbuf) -> bool {
+        let (flags, word) = (field!(other, ol_flags), field!(other, tx_offload));
+        let Some(header) = self.header_mut() else { return false };
+        header.ol_flags = flags & !KIND | header.ol_flags & KIND;
+        header.tx_offload = word;
+        true
+    }
+
     /// Passes the reference out of Rust's control.
     #[inline(always)]
     pub(crate) fn into_raw(self) -> *mut rte_mbuf {

@@ -30,6 +30,7 @@ struct Entry {
     raw: NonNull<rte_mempool>,
     buffers: u32,
     data_room: u16,
+    shift: u16,
     numa_node: i32,
     used: bool,
     full_since: Option<Instant>,
@@ -57,13 +58,21 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// A full pool of `buffers` buffers with storage of `data_room` octets each, headroom included.
-    pub(crate) fn take(buffers: u32, data_room: u16, numa_node: i32, memory_mib: u32) -> Result<Pool, Error> {
+    /// A full pool of `buffers` buffers with storage of `data_room` octets each, headroom included, which begins
+    /// `shift` octets, a multiple of eight, behind the start of a cache line.
+    pub(crate) fn take(
+        buffers: u32,
+        data_room: u16,
+        shift: u16,
+        numa_node: i32,
+        memory_mib: u32,
+    ) -> Result<Pool, Error> {
         let mut pools = pools();
         let like = |entry: &&mut Entry| {
             !entry.used
                 && entry.buffers == buffers
                 && entry.data_room == data_room
+                && entry.shift == shift
                 && entry.numa_node == numa_node
                 && entry.is_full()
         };
@@ -72,17 +81,17 @@ impl Pool {
             entry.full_since = None;
             return Ok(Pool { raw: entry.raw, buffers });
         }
-        let raw = match create(buffers, data_room, numa_node) {
+        let raw = match create(buffers, data_room, shift, numa_node) {
             Some(raw) => raw,
             None => {
                 free_unused(&mut pools);
-                create(buffers, data_room, numa_node).ok_or_else(|| Error::OutOfMemory {
+                create(buffers, data_room, shift, numa_node).ok_or_else(|| Error::OutOfMemory {
                     what: format!("{buffers} packet buffers of {} octets", usize::from(data_room) - HEADROOM),
                     memory_mib,
                 })?
             }
         };
-        pools.push(Entry { raw, buffers, data_room, numa_node, used: true, full_since: None });
+        pools.push(Entry { raw, buffers, data_room, shift, numa_node, used: true, full_since: None });
         Ok(Pool { raw, buffers })
     }
 
@@ -122,14 +131,15 @@ impl Entry {
     }
 }
 
-fn create(buffers: u32, data_room: u16, numa_node: i32) -> Option<NonNull<rte_mempool>> {
+fn create(buffers: u32, data_room: u16, shift: u16, numa_node: i32) -> Option<NonNull<rte_mempool>> {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let name = CString::new(format!("uwarp_{}", NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed))).ok()?;
     // DPDK requires a cache to be less than two thirds of the pool, since it may hold half as much again. A quarter
     // keeps most of a small pool available to every thread.
     let cache = (buffers / 8).min(256);
+    // What DPDK would leave to the application stands between a buffer's header and its storage.
     // SAFETY: the name is copied.
-    NonNull::new(unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, cache, 0, data_room, numa_node) })
+    NonNull::new(unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, cache, shift, data_room, numa_node) })
 }
 
 fn free_unused(pools: &mut Vec<Entry>) {

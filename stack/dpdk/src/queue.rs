@@ -13,8 +13,9 @@ use dpdk_sys::{fast, rte_eth_fp_ops, rte_mbuf, rte_mempool};
 
 use crate::alarm::{Alarm, Awaited};
 use crate::gate::{BurstFlag, Registered};
+use crate::pool::Pool;
 use crate::port::inner::Inner;
-use crate::{Capabilities, MAX_BURST, Mbuf};
+use crate::{Capabilities, MAX_BURST, Mbuf, copies};
 
 /// How full the buffer pools are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct Queue {
     index: u16,
     rx_pool: *mut rte_mempool,
     tx_pool: *mut rte_mempool,
+    /// What copies of short frames are made in, if the driver wants them; else null.
+    copies: *mut rte_mempool,
     port: Arc<Inner>,
     alarm: Arc<Alarm>,
     /// What a sleep waits for, while the device announces packets.
@@ -83,6 +86,7 @@ impl Queue {
             index,
             rx_pool: state.rx_pool.raw(),
             tx_pool: state.tx_pool.raw(),
+            copies: state.copies.as_ref().map_or(std::ptr::null_mut(), Pool::raw),
             alarm: Arc::clone(&state.alarm),
             awaited: Awaited::Unknown,
             port,
@@ -179,8 +183,12 @@ impl Queue {
     /// `F` is [`Mbuf`], or a crate's own name for it.
     #[inline]
     pub fn tx_burst<F: Into<Mbuf> + From<Mbuf>>(&mut self, frames: &mut VecDeque<F>) -> usize {
-        if frames.is_empty() {
-            return 0;
+        if frames.len() <= 1 {
+            let Some(frame) = frames.pop_front() else { return 0 };
+            let refused = self.tx_one(frame).err();
+            let sent = usize::from(refused.is_none());
+            frames.extend(refused);
+            return sent;
         }
         let mut packets = [const { MaybeUninit::<Mbuf>::uninit() }; MAX_BURST];
         let count = frames.len().min(MAX_BURST);
@@ -207,7 +215,19 @@ impl Queue {
     /// The frame.
     #[inline]
     pub fn tx_one<F: Into<Mbuf> + From<Mbuf>>(&mut self, frame: F) -> Result<(), F> {
-        let mut packet = MaybeUninit::<Mbuf>::new(frame.into());
+        let frame = frame.into();
+        if !self.copies.is_null()
+            // SAFETY: the port keeps the pool.
+            && let Some(copy) = unsafe { copies::copy_of(self.copies, &frame) }
+        {
+            return self.tx(copy).map_err(|_| frame.into());
+        }
+        self.tx(frame).map_err(F::from)
+    }
+
+    #[inline(always)]
+    fn tx(&mut self, packet: Mbuf) -> Result<(), Mbuf> {
+        let mut packet = MaybeUninit::<Mbuf>::new(packet);
         let index = self.index;
         // SAFETY: `self` is the queue's only user and the port is open. An `Mbuf` is a pointer to a packet of which we
         // own a reference. The device takes it over if it takes the packet.
@@ -216,7 +236,7 @@ impl Queue {
         });
         if sent == 0 {
             // SAFETY: it is initialised, and its packet was not taken.
-            return Err(unsafe { packet.assume_init() }.into());
+            return Err(unsafe { packet.assume_init() });
         }
         Ok(())
     }

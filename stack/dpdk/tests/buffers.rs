@@ -286,7 +286,8 @@ fn ports_come_and_go() {
         assert_all_back(&eal);
         pools = pools.max(eal.unused_pools().len());
     }
-    assert_eq!(pools, 4, "pools are used again");
+    // Two for each of the two ports; the receive buffers of virtio-user begin elsewhere, and it has copies.
+    assert_eq!(pools, 6, "pools are used again");
 }
 
 /// A zero-copy client's buffers in its driver, at most two full rings, are lost. Nothing else is lost, and later

@@ -332,6 +332,37 @@ fn virtio_passes_on_what_it_knows_of_checksums() {
 }
 
 #[test]
+fn virtio_sends_a_copy_of_a_short_frame_that_is_kept() {
+    let eal = eal();
+    let directory = directory();
+    let socket = directory.path().join("v");
+    let host = open(&eal, &vhost(socket.clone(), false), &options(1500));
+    let guest = open(&eal, &virtio(socket, false, true), &options(1500));
+    let (mut guest, mut host) = connect(&guest, &host);
+    // More than there are copies: beyond those the frame itself is sent.
+    for number in 0..3000 {
+        let frame = tcp_frame(number % 300);
+        let mut kept = guest.alloc().unwrap();
+        fill(&mut kept, &frame);
+        let ask = TxChecksum { l2_len: 14, l3_len: 20, l4_len: 20, tcp: true, ..TxChecksum::default() };
+        assert!(kept.set_tx_checksum(ask));
+        guest.tx_one(kept.share()).expect("the device has room");
+        if number < 1000 {
+            assert_eq!(kept.is_shared(), frame.len() > 256, "{number}");
+        }
+        let mut frames = Vec::with_capacity(1);
+        while host.rx_burst(&mut frames) == 0 {}
+        assert_eq!(frames[0].rx_checksum().l4, ChecksumStatus::Good);
+        assert!(frames[0].data()[..50] == frame[..50] && frames[0].data()[54..] == frame[54..], "{number}");
+    }
+    // What has no other reference is sent as it is.
+    let mut frame = guest.alloc().unwrap();
+    fill(&mut frame, &contents(60, 1));
+    guest.tx_one(frame).expect("the device has room");
+    assert_eq!(whole(&receive(&mut host, &mut || {})), contents(60, 1));
+}
+
+#[test]
 fn offloads_that_are_not_wanted_are_off() {
     let eal = eal();
     let directory = directory();

@@ -26,6 +26,8 @@ pub(crate) struct Inner {
 pub(crate) struct QueueState {
     pub(crate) rx_pool: Pool,
     pub(crate) tx_pool: Pool,
+    /// Of short frames, if the driver wants sole references.
+    pub(crate) copies: Option<Pool>,
     /// What wakes the thread that sleeps beside it.
     pub(crate) alarm: Arc<Alarm>,
     /// Bursts must be kept apart from the interrupt thread.

@@ -21,7 +21,7 @@ use crate::log::Mark;
 use crate::maintenance::{Cure, Reconnector};
 use crate::plan::{self, Plan, Socket};
 use crate::pool::Pool;
-use crate::{DeviceConfig, Eal, Error, HEADROOM, ring, signal};
+use crate::{DeviceConfig, Eal, Error, HEADROOM, copies, ring, signal};
 
 /// Between two attempts to reach a peer.
 const RETRY: Duration = Duration::from_millis(10);
@@ -311,8 +311,9 @@ fn set_up_queues(
     let memory = eal.config().memory_mib;
     let mut queues = Vec::new();
     for queue in 0..options.queues {
-        let rx_pool = Pool::take(options.rx_buffers, plan.rx_room, node, memory)?;
-        let tx_pool = Pool::take(options.tx_buffers, plan.tx_room, node, memory)?;
+        let rx_pool = Pool::take(options.rx_buffers, plan.rx_room, plan.rx_shift(), node, memory)?;
+        let tx_pool = Pool::take(options.tx_buffers, plan.tx_room, 0, node, memory)?;
+        let copies = plan.virtio.then(|| copies::pool(plan.tx_descriptors, node, memory)).transpose()?;
         // SAFETY: the port is configured for this queue and stopped; the pool outlives the port.
         unsafe { set_up_queue(port, queue, plan, limits, node, features, rx_pool.raw()) }?;
         let alarm = Alarm::new(plan.announcement, queue).map(Arc::new).map_err(|error| Error::System {
@@ -320,7 +321,7 @@ fn set_up_queues(
             reason: error.to_string(),
         })?;
         let flag = plan.gated.then(|| Registered::new(port, Arc::clone(&alarm)));
-        queues.push(QueueState { rx_pool, tx_pool, alarm, flag, taken: AtomicBool::new(false) });
+        queues.push(QueueState { rx_pool, tx_pool, copies, alarm, flag, taken: AtomicBool::new(false) });
     }
     Ok(queues)
 }
