@@ -10,8 +10,8 @@ use uwarp_app::units::parse_duration;
 
 use crate::foreign::{self, Place, libfabric, ucx};
 use crate::kernel::{Namespaces, Test};
-use crate::parts::Parts;
 use crate::parts::names::*;
+use crate::parts::{PATIENCE, Parts, Patience};
 use crate::programs::{RawC, UwarpBench, UwarpPerf, UwarpRpc};
 use crate::record::{About, Figures, Key, Quantity, Run};
 use crate::{page, table};
@@ -51,6 +51,10 @@ pub struct Common {
     /// Length of one part: the shorter, the less the machine changes in it [default: 300ms; with --quick 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
+    /// Wait so long in all for the host of a virtual machine to move the two CPUs together again [default: 15min; with
+    /// --quick not at all]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub patience: Option<Duration>,
     /// CPUs of the two ends
     #[arg(long, value_delimiter = ',', num_args = 2, default_value = "0,1")]
     pub cpus: Vec<usize>,
@@ -115,6 +119,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 
     let mut run = Run { about, devices: devices.iter().map(|device| (device.clone(), Figures::default())).collect() };
     let end = options.quick.then(|| Instant::now() + QUICK);
+    let mut patience = Patience::new(common.patience.unwrap_or(if options.quick { Duration::ZERO } else { PATIENCE }));
     let mut completed = 0;
     let mut longest = Duration::ZERO;
     while completed < rounds {
@@ -127,7 +132,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         for device in &devices {
             eprintln!("{device}: round {completed} of {rounds}");
             let figures = run.devices.entry(device.clone()).or_default();
-            let mut parts = Parts::new(figures, completed, common.pair(), duration).until(end);
+            let mut parts = Parts::new(figures, completed, common.pair(), duration, &mut patience).until(end);
             match &peers {
                 Peers::Calls(rpc) => measure_calls(&mut parts, device, &perf, rpc)?,
                 Peers::Operations(operations) => operations.measure(&mut parts, device, &perf)?,

@@ -9,7 +9,7 @@ use uwarp_app::signals;
 use crate::foreign::{End, Place, libfabric, ucx};
 use crate::kernel::{Namespaces, Test};
 use crate::programs::{Report, UwarpPerf};
-use crate::record::{Figures, Key, Look, Quantity, Sample, look};
+use crate::record::{Figures, Key, Look, MOVED, Quantity, Sample, look};
 
 /// What runs, as tables and plots name it.
 pub mod names {
@@ -71,6 +71,44 @@ pub mod names {
     pub const ISCSI: &str = "iSCSI, kernel TCP";
 }
 
+/// How long a run waits for the host if nothing else is asked for.
+pub const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// Between two looks at CPUs that the host has moved apart.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The time that a run may wait for the host to move the CPUs together again: parts beside which they are far apart
+/// would be dropped.
+pub struct Patience {
+    left: Duration,
+    /// The shortest round trip of a cache line in this run, in nanoseconds.
+    shortest: f64,
+}
+
+impl Patience {
+    /// Waits for so long in the whole run.
+    pub fn new(whole: Duration) -> Self {
+        Self { left: whole, shortest: f64::INFINITY }
+    }
+
+    /// Waits, if the CPUs are apart `now`, until they are not, or the time is over. Returns the last look.
+    fn until_together(&mut self, cpus: (usize, usize), mut now: Look) -> Look {
+        let mut is_told = false;
+        while let Some(line) = now.0 {
+            self.shortest = self.shortest.min(line);
+            if line < self.shortest * MOVED || self.left.is_zero() || signals::interrupted() {
+                break;
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                eprintln!("a cache line takes {line:.0} ns, {:.0} before: waiting for the host", self.shortest);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+            self.left = self.left.saturating_sub(LOOK_AGAIN);
+            now = look(cpus);
+        }
+        now
+    }
+}
+
 /// A round of measurements.
 pub struct Parts<'a> {
     figures: &'a mut Figures,
@@ -81,13 +119,21 @@ pub struct Parts<'a> {
     pub duration: Duration,
     /// When the run has to end, if it has to.
     end: Option<Instant>,
+    patience: &'a mut Patience,
     before: Look,
 }
 
 impl<'a> Parts<'a> {
     /// Begins a round.
-    pub fn new(figures: &'a mut Figures, round: u32, cpus: (usize, usize), duration: Duration) -> Self {
-        Self { figures, round, cpus, duration, end: None, before: look(cpus) }
+    pub fn new(
+        figures: &'a mut Figures,
+        round: u32,
+        cpus: (usize, usize),
+        duration: Duration,
+        patience: &'a mut Patience,
+    ) -> Self {
+        let before = patience.until_together(cpus, look(cpus));
+        Self { figures, round, cpus, duration, end: None, patience, before }
     }
 
     /// The same in a run that has to end.
@@ -117,7 +163,7 @@ impl<'a> Parts<'a> {
         for (key, value) in values {
             self.figures.add(key, Sample::new(self.round, *value, self.before, after));
         }
-        self.before = after;
+        self.before = self.patience.until_together(self.cpus, after);
         Ok(())
     }
 
@@ -156,7 +202,7 @@ impl<'a> Parts<'a> {
                 Err(error) => eprintln!("{what}: attempt {attempt} of 2 failed: {error:#}"),
             }
             // What the failed attempt took belongs to no part.
-            self.before = look(self.cpus);
+            self.before = self.patience.until_together(self.cpus, look(self.cpus));
         }
         keys.iter().for_each(|key| self.figures.fail(key));
         ensure!(!signals::interrupted(), "interrupted");

@@ -6,9 +6,6 @@ use uwarp_app::output;
 use crate::parts::names::*;
 use crate::record::{Figures, Key, Machine, Quantity, Ratio, Run, octets};
 
-/// The raw figure must be within this factor of the C program's before a ratio to it is meaningful.
-const HONEST: f64 = 1.2;
-
 /// Prints a run.
 pub fn print(run: &Run) {
     output::print(text(run));
@@ -28,14 +25,6 @@ fn text(run: &Run) -> String {
         }
         output::align_numbers(&mut table, 2);
         text += &format!("\n{table}\n");
-    }
-    for (device, figures) in &run.devices {
-        if let Limit::Dishonest(ratio) = limit(figures, machine) {
-            text += &format!(
-                "{device}: no ratio to the raw device, because uwarp-perf's is {ratio:.2} × the C program's, more than \
-                 {HONEST}\n"
-            );
-        }
     }
     text.truncate(text.trim_end().len());
     text
@@ -93,21 +82,11 @@ impl Row {
     }
 }
 
-/// The raw device's figure that ratios are taken of.
-enum Limit {
-    /// Whoever was faster.
-    Of(&'static str),
-    /// uwarp-perf's own is so many times the C program's.
-    Dishonest(f64),
-}
-
-fn limit(figures: &Figures, machine: Machine) -> Limit {
+/// The raw device's figure that ratios are taken of: uwarp-perf's or the C program's, whichever is faster.
+fn limit(figures: &Figures, machine: Machine) -> &'static str {
     let [raw, c] = [RAW, RAW_C].map(|what| Key::new(what, Quantity::LatencyP50, 64));
-    match Ratio::of(figures, &raw, &c, machine).map(|ratio| ratio.best()) {
-        Some(ratio) if ratio > HONEST => Limit::Dishonest(ratio),
-        Some(ratio) if ratio > 1.0 => Limit::Of(RAW_C),
-        _ => Limit::Of(RAW),
-    }
+    let is_slower = Ratio::of(figures, &raw, &c, machine).is_some_and(|ratio| ratio.best() > 1.0);
+    if is_slower { RAW_C } else { RAW }
 }
 
 /// What is divided by what; what both have in common stands once.
@@ -138,11 +117,7 @@ pub fn ratios(run: &Run) -> Vec<Row> {
                 rows.push(Row { device: device.clone(), name: name(&above, &below), ratio });
             }
         };
-        let raw = match limit(figures, machine) {
-            Limit::Of(raw) => Some(raw),
-            Limit::Dishonest(_) => None,
-        };
-        for (above, below, quantity, size) in same_quantity(raw) {
+        for (above, below, quantity, size) in same_quantity(limit(figures, machine)) {
             add(Key::new(above, quantity, size), Key::new(below, quantity, size));
         }
         add(Key::new(RAW, Quantity::LatencyP50, 64), Key::new(RAW_C, Quantity::LatencyP50, 64));
@@ -157,10 +132,11 @@ pub fn ratios(run: &Run) -> Vec<Row> {
 }
 
 /// What is divided by what: the quantity and the size are those of both.
-fn same_quantity(raw: Option<&'static str>) -> Vec<(&'static str, &'static str, Quantity, u64)> {
+fn same_quantity(raw: &'static str) -> Vec<(&'static str, &'static str, Quantity, u64)> {
     use Quantity::{Bandwidth, ClientCpu, Cost, Iops, LatencyMean, LatencyP50, ServerCpu};
-    let of_raw = raw.into_iter().flat_map(|raw| [WRITE, SEND, READ].map(|what| (what, raw, LatencyP50, 64)));
+    let of_raw = [WRITE, SEND, READ].map(|what| (what, raw, LatencyP50, 64));
     of_raw
+        .into_iter()
         .chain([
             (READ, WRITE, LatencyP50, 64),
             (FETCH_ADD, READ, LatencyP50, 8),
@@ -229,13 +205,6 @@ mod tests {
         let slower_perf = run(&[(RAW_C, 400.0), (RAW, 440.0), (WRITE, 800.0)]);
         assert_eq!(names(&slower_perf)[0], "Write of raw device, in C, 64 B: p50");
         assert_eq!(ratios(&slower_perf)[0].cells()[2], "2.00 ×");
-    }
-
-    #[test]
-    fn a_raw_figure_that_our_own_code_slows_yields_no_ratio() {
-        let run = run(&[(RAW_C, 400.0), (RAW, 500.0), (WRITE, 800.0)]);
-        assert_eq!(names(&run), ["raw device of raw device, in C, 64 B: p50"]);
-        assert!(text(&run).contains("no ratio to the raw device, because uwarp-perf's is 1.25 × the C program's"));
     }
 
     #[test]

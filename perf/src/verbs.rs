@@ -12,8 +12,8 @@ use crate::foreign::iscsi::{self, Load, Transport};
 use crate::foreign::perftest::{self, DropIn};
 use crate::foreign::{self, Place, iterations, libfabric, ucx};
 use crate::kernel::{Namespaces, Test};
-use crate::parts::Parts;
 use crate::parts::names::*;
+use crate::parts::{PATIENCE, Parts, Patience};
 use crate::programs::{UwarpBench, UwarpPerf};
 use crate::record::{About, Figures, Key, Quantity, Run};
 
@@ -82,9 +82,10 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let place = Place { namespaces: &namespaces, cpus: common.pair(), folder: folder.path() };
     let drop_in = DropIn::new(&libraries, folder.path())?;
     let mut figures = Figures::default();
+    let mut patience = Patience::new(common.patience.unwrap_or(PATIENCE));
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
-        let mut parts = Parts::new(&mut figures, round, common.pair(), duration);
+        let mut parts = Parts::new(&mut figures, round, common.pair(), duration, &mut patience);
         measure(&mut parts, &perf, &place, &drop_in, with_write_latency)?;
         for (what, cpus, more) in [
             (IN_PROCESS, &[common.pair().0][..], &[][..]),
