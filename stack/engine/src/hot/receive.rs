@@ -126,7 +126,7 @@ impl<B: Buffer> Connections<B> {
             taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 0));
         } else {
             let mut train = Train::new(moment.turn, connection, rdma, counters);
-            match train.take::<false>(frame, predicted.payload.clone()) {
+            match train.take::<false>(frame, predicted.payload.clone(), None) {
                 End::All => {
                     settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
                     if frames.len() > 1 {
@@ -164,13 +164,16 @@ impl<B: Buffer> Connections<B> {
             && let End::All = end
         {
             let frame = next.data();
-            let goes_on = taken == 0
-                || predicted.becomes::<B, LINK, IP>(first, next, frame)
-                    && train.connection.tcp.on_alike_segment(moment.now, &predicted.segment);
-            if !goes_on {
-                break;
+            let mut crc = None;
+            if taken > 0 {
+                let fpdu = train.write.as_ref().and_then(LongWrite::covered_fpdu);
+                let Some(intact) = predicted.becomes::<B, LINK, IP>(first, next, frame, fpdu) else { break };
+                if !train.connection.tcp.on_alike_segment(moment.now, &predicted.segment) {
+                    break;
+                }
+                crc = intact.crc;
             }
-            *end = train.take::<true>(frame, predicted.payload.clone());
+            *end = train.take::<true>(frame, predicted.payload.clone(), crc);
             taken += 1;
         }
         if let End::All = end {
@@ -236,13 +239,19 @@ struct LongWrite<'a> {
 const OFFSET_AT: usize = LENGTH_LEN + TAGGED_HEADER_LEN - size_of::<u64>();
 
 impl LongWrite<'_> {
-    /// Places the next FPDU at the head of `octets`; gives its length. `None`: it is not of this Write, its last one,
-    /// or at fault, and nothing was placed.
+    /// Octets of an FPDU, if it has a CRC.
     #[inline(always)]
-    fn take(&self, octets: &[u8]) -> Option<usize> {
+    fn covered_fpdu(&self) -> Option<usize> {
+        self.crc.then(|| fpdu_len(self.end - LENGTH_LEN))
+    }
+
+    /// Places the next FPDU at the head of `octets`; gives its length. `None`: it is not of this Write, its last one,
+    /// or at fault, and nothing was placed. `crc`: that of its octets, if it is known.
+    #[inline(always)]
+    fn take(&self, octets: &[u8], crc: Option<u32>) -> Option<usize> {
         let fpdu = octets.get(..fpdu_len(self.end - LENGTH_LEN))?;
         let (head, rest) = fpdu.split_first_chunk()?;
-        if *head != self.head || self.crc && !is_intact(fpdu) {
+        if *head != self.head || self.crc && !has_crc(fpdu, crc) {
             return None;
         }
         let offset = u64::from_be_bytes(*rest.first_chunk()?);
@@ -275,8 +284,9 @@ impl<'a> Train<'a> {
     }
 
     /// Takes the usual FPDUs at the head of a segment's payload. `LONG`: prepares for more FPDUs of the same Write.
+    /// `crc`: that of the payload, if it is one FPDU of the Write and that is known.
     #[inline(always)]
-    fn take<'f, const LONG: bool>(&mut self, frame: &'f [u8], payload: Range<usize>) -> End<'f> {
+    fn take<'f, const LONG: bool>(&mut self, frame: &'f [u8], payload: Range<usize>, crc: Option<u32>) -> End<'f> {
         self.counters.octets_received += frame.len() as u64;
         let Some(mut octets) = frame.get(payload) else {
             self.counters.cannot_be("the payload of a segment is behind its frame");
@@ -284,7 +294,7 @@ impl<'a> Train<'a> {
         };
         if let Some(queue_pair) = self.queue_pair.as_deref_mut() {
             loop {
-                if LONG && let Some(length) = self.write.as_ref().and_then(|write| write.take(octets)) {
+                if LONG && let Some(length) = self.write.as_ref().and_then(|write| write.take(octets, crc)) {
                     self.counters.fpdus_received += 1;
                     octets = &octets[length..];
                     continue;
@@ -359,8 +369,14 @@ fn open_write<'a>(
 /// Whether the CRC of an FPDU is right.
 #[inline(always)]
 fn is_intact(fpdu: &[u8]) -> bool {
+    has_crc(fpdu, None)
+}
+
+/// The same. `crc`: that of its octets, if it is known.
+#[inline(always)]
+fn has_crc(fpdu: &[u8], crc: Option<u32>) -> bool {
     let parts = fpdu.split_last_chunk::<CRC_LEN>();
-    parts.is_some_and(|(covered, field)| kernels::crc32c(covered) == crc_from_octets(*field))
+    parts.is_some_and(|(covered, field)| crc.unwrap_or_else(|| kernels::crc32c(covered)) == crc_from_octets(*field))
 }
 
 /// Takes an FPDU if it is faultless and part of a usual Send, or a usual Read or response. Otherwise no state has

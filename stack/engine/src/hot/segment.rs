@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use uwarp_memory::kernels::checksum_sum;
+use uwarp_iwarp::framing::CRC_LEN;
+use uwarp_memory::kernels::{checksum_sum, crc32c_and_sum};
 use uwarp_tcp::UsualSegment;
 use uwarp_wire::checksum::{fold_wide, is_good_ipv4_header};
 use uwarp_wire::ipv4;
@@ -13,6 +14,12 @@ use crate::link::template::{PLAIN, Template};
 
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
+
+/// What was found of an intact segment.
+pub(super) struct Intact {
+    /// The CRC32C of its payload, as one FPDU, if that came along with the checksum.
+    pub(super) crc: Option<u32>,
+}
 
 /// A predicted segment in its frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,23 +103,25 @@ impl Predicted {
             ecn,
             len: (end - payload_at) as u32,
         };
-        is_intact::<B, LINK, IP>(buffer, frame, end).then_some(Predicted { segment, payload: payload_at..end })
+        verify::<B, LINK, IP>(buffer, frame, payload_at..end, false)?;
+        Some(Predicted { segment, payload: payload_at..end })
     }
 
     /// Becomes the segment of a buffer's frame if that differs from the `first` one, which this was made of, in nothing
     /// but sequence number, length and PSH, and is intact: then it is what [`Predicted::of`] would return. If not,
-    /// nothing changes.
+    /// nothing changes. `fpdu`: the octets of an FPDU that the payload may be.
     #[inline(always)]
     pub(super) fn becomes<B: Buffer, const LINK: usize, const IP: usize>(
         &mut self,
         first: &[u8],
         buffer: &B,
         frame: &[u8],
-    ) -> bool {
+        fpdu: Option<usize>,
+    ) -> Option<Intact> {
         let (tcp_at, payload_at) = (LINK + IP, self.payload.start);
-        let (Some(first), Some(head)) = (first.get(..payload_at), frame.get(..payload_at)) else { return false };
+        let (first, head) = (first.get(..payload_at)?, frame.get(..payload_at)?);
         if head.len() < tcp_at + tcp::HEADER_LEN || buffer.segment_count() != 1 {
-            return false;
+            return None;
         }
         // Not the same: the packet's length, for IPv4 its number and the header's checksum, and TCP's checksum. The
         // urgent pointer means nothing.
@@ -136,16 +145,18 @@ impl Predicted {
             payload_at == plain
         };
         if !(same_link_and_ip & same_ports & same_options) || state(first) != state(head) {
-            return false;
+            return None;
         }
         let end = end_of::<LINK, IP>(head);
-        if end < payload_at || end > frame.len() || !is_intact::<B, LINK, IP>(buffer, frame, end) {
-            return false;
+        if end < payload_at || end > frame.len() {
+            return None;
         }
+        let is_fpdu = fpdu == Some(end - payload_at);
+        let intact = verify::<B, LINK, IP>(buffer, frame, payload_at..end, is_fpdu)?;
         self.segment.sequence = SeqNumber(u32_at(head, tcp_at + 4));
         self.segment.len = (end - payload_at) as u32;
         self.payload.end = end;
-        true
+        Some(intact)
     }
 }
 
@@ -159,18 +170,34 @@ fn end_of<const LINK: usize, const IP: usize>(head: &[u8]) -> usize {
     }
 }
 
-/// Whether TCP's checksum is right for a packet that ends at `end` octets of the frame.
+/// Verifies TCP's checksum of the packet with this payload, at the end of which the packet ends. `is_fpdu`: the payload
+/// is an FPDU, whose CRC is wanted if it costs no pass of its own.
 #[inline(always)]
-fn is_intact<B: Buffer, const LINK: usize, const IP: usize>(buffer: &B, frame: &[u8], end: usize) -> bool {
+fn verify<B: Buffer, const LINK: usize, const IP: usize>(
+    buffer: &B,
+    frame: &[u8],
+    payload: Range<usize>,
+    is_fpdu: bool,
+) -> Option<Intact> {
     match buffer.received_checksums().tcp {
-        ChecksumStatus::Good => true,
-        ChecksumStatus::Bad => false,
+        ChecksumStatus::Good => Some(Intact { crc: None }),
+        ChecksumStatus::Bad => None,
         // The addresses of the pseudo-header directly precede the octets to sum.
         ChecksumStatus::Unknown => {
             let tcp_at = LINK + IP;
             let addresses = tcp_at - if IP == ipv4::HEADER_LEN { 8 } else { 32 };
-            let pseudo_header = u64::from(tcp::PROTOCOL) + (end - tcp_at) as u64;
-            fold_wide(pseudo_header + u64::from(checksum_sum(&frame[addresses..end]))) == 0xffff
+            let pseudo_header = u64::from(tcp::PROTOCOL) + (payload.end - tcp_at) as u64;
+            let (sum, crc) =
+                if is_fpdu && let Some((covered, field)) = frame[payload.clone()].split_last_chunk::<CRC_LEN>() {
+                    // All parts have even lengths, so their sums add up.
+                    let (crc, sum) = crc32c_and_sum(covered);
+                    let rest = u64::from(checksum_sum(&frame[addresses..payload.start]))
+                        + u64::from(u32::from_be_bytes(*field));
+                    (rest + u64::from(sum), Some(crc))
+                } else {
+                    (u64::from(checksum_sum(&frame[addresses..payload.end])), None)
+                };
+            (fold_wide(pseudo_header + sum) == 0xffff).then_some(Intact { crc })
         }
     }
 }
@@ -180,6 +207,7 @@ mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr};
 
     use proptest::prelude::*;
+    use uwarp_memory::kernels::crc32c;
     use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
     use uwarp_wire::frame::Path;
     use uwarp_wire::ipv6;
@@ -210,7 +238,17 @@ mod tests {
         let of = |buffer: &HeapBuffer| Predicted::of::<_, LINK, IP>(buffer, buffer.data(), template);
         let (before, full) = (of(first).expect("a usual segment"), of(second));
         let mut alike = before.clone();
-        let is_alike = alike.becomes::<_, LINK, IP>(first.data(), second, second.data());
+        // Once as what it may be, and once as an FPDU, of which the CRC is given.
+        let payload = |alike: &Predicted| second.data()[alike.payload.clone()].to_vec();
+        let fpdu = full.as_ref().map(|full| full.payload.len()).filter(|len| len.is_multiple_of(4));
+        let mut again = before.clone();
+        let is_alike = alike.becomes::<_, LINK, IP>(first.data(), second, second.data(), None).is_some();
+        let intact = again.becomes::<_, LINK, IP>(first.data(), second, second.data(), fpdu);
+        assert_eq!((intact.is_some(), &again), (is_alike, &alike));
+        if let Some(crc) = intact.and_then(|intact| intact.crc) {
+            let octets = payload(&again);
+            assert_eq!(crc, crc32c(&octets[..octets.len() - CRC_LEN]));
+        }
         assert!(is_alike || alike == before, "{alike:?} is no segment");
         (full.filter(|full| full.segment.is_alike(&before.segment)), is_alike.then_some(alike))
     }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use super::set::Kernels;
 
-pub(crate) static KERNELS: Kernels = Kernels { name: "portable", crc32c, copy_in, copy_out, copy_out_crc32c, sum };
+pub(crate) static KERNELS: Kernels =
+    Kernels { name: "portable", crc32c, crc32c_sum, copy_in, copy_out, copy_out_crc32c, sum };
 
 /// # Safety
 /// As [`Kernels::crc32c`].
@@ -13,6 +14,13 @@ pub(crate) unsafe fn crc32c(register: u32, octets: *const u8, length: usize) -> 
     // SAFETY: the caller's promise.
     let octets = unsafe { std::slice::from_raw_parts(octets, length) };
     !crc32c::crc32c_append(!register, octets)
+}
+
+/// # Safety
+/// As [`Kernels::crc32c_sum`].
+pub(crate) unsafe fn crc32c_sum(register: u32, octets: *const u8, length: usize) -> (u32, u32) {
+    // SAFETY: the caller's promise.
+    unsafe { (crc32c(register, octets, length), sum(octets, length)) }
 }
 
 /// Aligned atomic words on the shared side, whatever alignment the other one has.

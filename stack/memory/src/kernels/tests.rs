@@ -129,6 +129,25 @@ fn sums_agree_at_every_length() {
     }
 }
 
+#[test]
+fn one_pass_gives_what_two_give() {
+    let mut octets = random_octets(LONGEST + 64, 8);
+    octets[500..1500].fill(0xff);
+    let mut random = fastrand::Rng::with_seed(9);
+    for length in 0..=LONGEST {
+        let start = random.usize(..64);
+        let octets = &octets[start..start + length];
+        let register = random.u32(..);
+        // SAFETY: a slice is valid for its length.
+        let (crc, sum) = unsafe { portable::crc32c_sum(register, octets.as_ptr(), length) };
+        for kernels in others() {
+            // SAFETY: a slice is valid for its length.
+            let found = unsafe { (kernels.crc32c_sum)(register, octets.as_ptr(), length) };
+            assert_eq!((found.0, fold_sum(found.1)), (crc, fold_sum(sum)), "{} of {length} octets", kernels.name);
+        }
+    }
+}
+
 /// A sum of 0 means "no octet but zeros" to who computes a UDP checksum.
 #[test]
 fn sums_are_zero_for_zeros_only() {

@@ -178,6 +178,7 @@ fn reduce(piece: __m128i) -> u32 {
 }
 
 pub(super) mod avx512 {
+    use super::super::sum::Sums;
     use super::*;
 
     #[inline]
@@ -195,17 +196,21 @@ pub(super) mod avx512 {
         _mm512_ternarylogic_epi64::<0x96>(first, last, next)
     }
 
+    /// Gives the register, and with `SUM` the partial sum of the Internet checksum of an even number of octets.
+    ///
     /// # Safety
     /// As [`Kernels::copy_out_crc32c`](super::super::Kernels::copy_out_crc32c), `target` being used only if `COPY`, and
-    /// the processor has the features.
+    /// the processor has the features. `length` is at least [`STREAMS_BELOW`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,vpclmulqdq,pclmulqdq,sse4.2")]
-    unsafe fn run<const COPY: bool>(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
-        if length < STREAMS_BELOW {
-            // SAFETY: the caller's promise.
-            return unsafe { short::<COPY>(register, target, source, length) };
-        }
-        let block = |offset: usize| {
+    unsafe fn fold_all<const COPY: bool, const SUM: bool>(
+        register: u32,
+        target: *mut u8,
+        source: *const u8,
+        length: usize,
+    ) -> (u32, u32) {
+        let mut sums = Sums::new();
+        let load = |offset: usize| {
             // SAFETY: all offsets below are such that 64 octets from there are within the length.
             unsafe {
                 let value = _mm512_loadu_si512(source.add(offset).cast());
@@ -221,7 +226,18 @@ pub(super) mod avx512 {
         // here those that are not taken are read (and stored) again by the next block.
         let odd = length % 64;
         let start = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register as i32));
-        let head = _mm512_xor_si512(block(0), start);
+        let head = load(0);
+        if SUM {
+            sums.add(_mm512_maskz_mov_epi8((1 << odd) - 1, head));
+        }
+        let mut block = |offset: usize| {
+            let value = load(offset);
+            if SUM {
+                sums.add(value);
+            }
+            value
+        };
+        let head = _mm512_xor_si512(head, start);
         let head = _mm512_maskz_expand_epi8(!(u64::MAX >> odd), head);
         // What of the register the head has no room for.
         let rest = (u64::from(register) >> (8 * odd.min(4))) as i64;
@@ -261,7 +277,35 @@ pub(super) mod avx512 {
         let sum = fold(sum, factors, last_piece);
         let sum = _mm256_xor_si256(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64::<1>(sum));
         let sum = _mm_xor_si128(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
-        reduce(sum)
+        (reduce(sum), if SUM { sums.total() } else { 0 })
+    }
+
+    /// # Safety
+    /// As [`Kernels::copy_out_crc32c`](super::super::Kernels::copy_out_crc32c), `target` being used only if `COPY`, and
+    /// the processor has the features.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,vpclmulqdq,pclmulqdq,sse4.2")]
+    unsafe fn run<const COPY: bool>(register: u32, target: *mut u8, source: *const u8, length: usize) -> u32 {
+        // SAFETY: the caller's promise, and the tests.
+        unsafe {
+            match length {
+                ..STREAMS_BELOW => short::<COPY>(register, target, source, length),
+                _ => fold_all::<COPY, false>(register, target, source, length).0,
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Kernels::crc32c_sum`](super::super::Kernels::crc32c_sum), and the processor has the features.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,vpclmulqdq,pclmulqdq,sse4.2")]
+    pub(in super::super) unsafe fn crc32c_sum(register: u32, octets: *const u8, length: usize) -> (u32, u32) {
+        // SAFETY: the caller's promise, and the test.
+        unsafe {
+            match length >= STREAMS_BELOW && length.is_multiple_of(2) {
+                true => fold_all::<false, true>(register, std::ptr::null_mut(), octets, length),
+                false => (crc32c(register, octets, length), super::super::sum::avx512(octets, length)),
+            }
+        }
     }
 
     /// # Safety
@@ -349,6 +393,16 @@ pub(super) mod avx2 {
     pub(in super::super) unsafe fn crc32c(register: u32, octets: *const u8, length: usize) -> u32 {
         // SAFETY: the caller's promise.
         unsafe { run::<false>(register, std::ptr::null_mut(), octets, length) }
+    }
+
+    /// In two passes.
+    ///
+    /// # Safety
+    /// As [`Kernels::crc32c_sum`](super::super::Kernels::crc32c_sum), and the processor has the features.
+    #[target_feature(enable = "avx2,pclmulqdq,sse4.2")]
+    pub(in super::super) unsafe fn crc32c_sum(register: u32, octets: *const u8, length: usize) -> (u32, u32) {
+        // SAFETY: the caller's promise.
+        unsafe { (crc32c(register, octets, length), super::super::sum::avx2(octets, length)) }
     }
 
     /// # Safety

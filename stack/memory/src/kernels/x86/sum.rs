@@ -10,6 +10,35 @@ fn finish(total: u64) -> u32 {
     (half + u32::from(carry)).swap_bytes()
 }
 
+/// The sums of the even and of the odd words of whole blocks.
+pub(super) struct Sums {
+    even: __m512i,
+    odd: __m512i,
+}
+
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn new() -> Sums {
+        Sums { even: _mm512_setzero_si512(), odd: _mm512_setzero_si512() }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn add(&mut self, block: __m512i) {
+        let low = _mm512_set1_epi64(0xffff_ffff);
+        self.even = _mm512_add_epi64(self.even, _mm512_and_si512(block, low));
+        self.odd = _mm512_add_epi64(self.odd, _mm512_srli_epi64::<32>(block));
+    }
+
+    /// The partial sum.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn total(&self) -> u32 {
+        finish(_mm512_reduce_add_epi64(_mm512_add_epi64(self.even, self.odd)) as u64)
+    }
+}
+
 /// # Safety
 /// As [`Kernels::sum`](super::Kernels::sum), and the processor has the features.
 #[target_feature(enable = "avx512f,avx512bw")]
