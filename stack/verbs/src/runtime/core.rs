@@ -229,16 +229,6 @@ impl Core {
         })
     }
 
-    /// How long a destroyed queue pair waits for its peer, of the time `whole`.
-    pub(crate) fn patience(&self, whole: Duration) -> Duration {
-        lock(&self.lingering).patience(whole)
-    }
-
-    /// The peer of a destroyed queue pair has closed in that time, or has not.
-    pub(crate) fn waited_for_peer(&self, has_closed: bool) {
-        lock(&self.lingering).waited_for(has_closed);
-    }
-
     /// Keeps a dropped queue pair until its connection has ended.
     pub(crate) fn linger(&self, mut queue_pair: Box<dyn Linger>) {
         // Its destruction begins here if the connection has ended already.

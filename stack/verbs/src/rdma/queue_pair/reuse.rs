@@ -2,7 +2,6 @@
 
 use super::{LastConnection, QueuePairControl, QueuePairState, SendHalf, Stage, Unbound};
 use crate::error::Error;
-use crate::runtime::core::NoReply;
 use crossbeam::channel::bounded;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Abandoned, Command};
@@ -55,9 +54,9 @@ impl QueuePairControl {
     ///
     /// This returns when the peer has closed, too, as it does behind all that it receives, and the last frames are with
     /// the device, or delivered by a switch: the process may end at once. It waits for at most the configuration's
-    /// `linger`, for less if peers of queue pairs before have not closed in their time, and not for a peer that does
-    /// not answer three retransmissions. TCP then goes on, for up to 30 s, as long as the process lives. (By another
-    /// thread than that of an inline context, the engine forgets the queue pair when it turns next.)
+    /// `linger`, and not for a peer that does not answer three retransmissions. TCP then goes on, for up to 30 s, as
+    /// long as the process lives. (By another thread than that of an inline context, the engine forgets the queue pair
+    /// when it turns next.)
     pub fn destroy(mut self) {
         self.is_destroyed = true;
         if self.unbound.is_some() {
@@ -65,20 +64,14 @@ impl QueuePairControl {
         }
         let (reply, abandoned) = bounded(1);
         self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
-        let limit = self.shared.patience(self.shared.config.linger.max(FORGET_LIMIT));
+        let limit = self.shared.config.linger.max(FORGET_LIMIT);
         // An engine that does not answer in time does so later. The number rests as that of any other.
         let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(limit)) {
             Ok(_) => {
-                self.shared.waited_for_peer(true);
                 self.shared.deliver();
                 self.unread()
             }
-            Err(reason) => {
-                if matches!(reason, NoReply::TimedOut) {
-                    self.shared.waited_for_peer(false);
-                }
-                Stage::Abandoned { abandoned }
-            }
+            Err(_) => Stage::Abandoned { abandoned },
         };
         self.shared.linger(self.lingering(stage));
     }
