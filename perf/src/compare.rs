@@ -242,6 +242,7 @@ impl Operations {
 
     /// One round over one device.
     fn measure(&self, parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf) -> anyhow::Result<()> {
+        parts.begin();
         match self.c.pair(device, parts.cpus)? {
             Some(latency) => parts.add_latency(RAW_C, 64, &latency, None)?,
             None => eprintln!("{device}: the C program does not know this device"),
@@ -321,6 +322,7 @@ impl Operations {
                 return Ok(());
             }
             let count = queue_pairs.to_string();
+            parts.begin();
             let flags = parts.flags(&["--depth", "32", "--qps", &count]);
             let rate = perf.pair("write-rate", device, 64, &flags, parts.duration)?.mops.context("no rate")?;
             parts.add(&[(key("Write, depth 32", queue_pairs), 1e3 / rate)])?;
@@ -329,6 +331,7 @@ impl Operations {
             if parts.is_over() {
                 return Ok(());
             }
+            parts.begin();
             let each = self.bench.in_process("write-stream", queue_pairs, &[parts.cpus.0], &[])?;
             parts.add(&[(key("Write in process, bursts of 32", queue_pairs), each)])?;
         }
@@ -343,11 +346,13 @@ fn measure_calls(parts: &mut Parts<'_>, device: &str, perf: &UwarpPerf, rpc: &Uw
     // The messages of a null call have 68 octets one way and 52 the other.
     parts.uwarp(perf, device, SEND, "send-latency", 64, &[])?;
     for (transport, what) in [("rdma", NULL), ("tcp", NULL_TCP)] {
+        parts.begin();
         let report = rpc.pair("null", device, transport, &parts.flags(&[]), duration)?;
         parts.add_latency(what, 0, &report.latency_ns, None)?;
     }
     parts.uwarp(perf, device, WRITE, "write-bandwidth", 1 << 20, &["--depth", UNDER_WAY, "--exchange-ends"])?;
     for (transport, what) in [("rdma", RPC_READ), ("tcp", RPC_READ_TCP)] {
+        parts.begin();
         let report =
             rpc.pair("get", device, transport, &parts.flags(&["--size", "1M", "--depth", UNDER_WAY]), duration)?;
         let cpu = report.cpu_ms_per_mib.context("no CPU time")?;

@@ -90,20 +90,22 @@ impl Patience {
         Self { left: whole, shortest: f64::INFINITY }
     }
 
-    /// Waits, if the CPUs are apart `now`, until they are not, or the time is over. Returns the last look.
-    fn until_together(&mut self, cpus: (usize, usize), mut now: Look) -> Look {
+    /// Waits, if the CPUs are apart `now`, until they are not, or the time is over, or `end`. Returns the last look.
+    fn until_together(&mut self, cpus: (usize, usize), mut now: Look, end: Option<Instant>) -> Look {
         let mut is_told = false;
         while let Some(line) = now.0 {
             self.shortest = self.shortest.min(line);
-            if line < self.shortest * MOVED || self.left.is_zero() || signals::interrupted() {
+            let began = Instant::now();
+            let is_over = self.left.is_zero() || end.is_some_and(|end| began > end) || signals::interrupted();
+            if line < self.shortest * MOVED || is_over {
                 break;
             }
             if !std::mem::replace(&mut is_told, true) {
                 eprintln!("a cache line takes {line:.0} ns, {:.0} before: waiting for the host", self.shortest);
             }
             std::thread::sleep(LOOK_AGAIN);
-            self.left = self.left.saturating_sub(LOOK_AGAIN);
             now = look(cpus);
+            self.left = self.left.saturating_sub(began.elapsed());
         }
         now
     }
@@ -132,8 +134,7 @@ impl<'a> Parts<'a> {
         duration: Duration,
         patience: &'a mut Patience,
     ) -> Self {
-        let before = patience.until_together(cpus, look(cpus));
-        Self { figures, round, cpus, duration, end: None, patience, before }
+        Self { figures, round, cpus, duration, end: None, patience, before: look(cpus) }
     }
 
     /// The same in a run that has to end.
@@ -153,6 +154,11 @@ impl<'a> Parts<'a> {
         flags
     }
 
+    /// A part begins, as soon as the CPUs are together.
+    pub fn begin(&mut self) {
+        self.before = self.patience.until_together(self.cpus, self.before, self.end);
+    }
+
     /// Adds the results of the part that has just ended.
     ///
     /// # Errors
@@ -163,7 +169,7 @@ impl<'a> Parts<'a> {
         for (key, value) in values {
             self.figures.add(key, Sample::new(self.round, *value, self.before, after));
         }
-        self.before = self.patience.until_together(self.cpus, after);
+        self.before = after;
         Ok(())
     }
 
@@ -196,13 +202,14 @@ impl<'a> Parts<'a> {
     ) -> anyhow::Result<()> {
         let keys: Vec<Key> = quantities.iter().map(|&quantity| Key::new(what, quantity, size)).collect();
         for attempt in 1..=2 {
+            self.begin();
             match part(self.duration) {
                 Ok(values) => return self.add(&keys.into_iter().zip(values).collect::<Vec<_>>()),
                 Err(_) if signals::interrupted() => break,
                 Err(error) => eprintln!("{what}: attempt {attempt} of 2 failed: {error:#}"),
             }
             // What the failed attempt took belongs to no part.
-            self.before = self.patience.until_together(self.cpus, look(self.cpus));
+            self.before = look(self.cpus);
         }
         keys.iter().for_each(|key| self.figures.fail(key));
         ensure!(!signals::interrupted(), "interrupted");
@@ -222,6 +229,7 @@ impl<'a> Parts<'a> {
         size: u64,
         more: &[&str],
     ) -> anyhow::Result<Report> {
+        self.begin();
         let report = perf.pair(test, device, size, &self.flags(more), self.duration)?;
         if let Some(latency) = &report.latency_ns {
             let mean = (report.iterations > 0).then(|| report.seconds * 1e9 / report.iterations as f64);
@@ -243,6 +251,7 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// It fails.
     pub fn kernel(&mut self, namespaces: &Namespaces, test: Test, size: u64) -> anyhow::Result<()> {
+        self.begin();
         let outcome = namespaces.measure(test, size, self.duration, self.cpus)?;
         match test {
             Test::SpinningLatency => {

@@ -91,6 +91,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             (IN_PROCESS, &[common.pair().0][..], &[][..]),
             (IN_PROCESS_THREAD, &[common.pair().0, common.pair().1], &["--engine-thread"]),
         ] {
+            parts.begin();
             let each = bench.in_process("write-ping-pong", 1, cpus, more)?;
             parts.add(&[(Key::new(what, Quantity::Cost, 64), each)])?;
         }

@@ -2,6 +2,8 @@
 //! reference. Otherwise the peer first reads a table of descriptors and a header in the driver's own memory: two more
 //! cache lines of another core, one after the other. A copy takes less. A frame that is kept for retransmission has
 //! another reference.
+//!
+//! Only a frame that leaves alone is copied. Copies of the frames of a burst gain nothing.
 
 use std::ptr::NonNull;
 

@@ -137,7 +137,7 @@ fn create(buffers: u32, data_room: u16, shift: u16, numa_node: i32) -> Option<No
     // DPDK requires a cache to be less than two thirds of the pool, since it may hold half as much again. A quarter
     // keeps most of a small pool available to every thread.
     let cache = (buffers / 8).min(256);
-    // What DPDK would leave to the application stands between a buffer's header and its storage.
+    // The private area, which nobody uses, is between a buffer's header and its storage, and shifts that.
     // SAFETY: the name is copied.
     NonNull::new(unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), buffers, cache, shift, data_room, numa_node) })
 }

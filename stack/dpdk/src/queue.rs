@@ -209,7 +209,8 @@ impl Queue {
         sent
     }
 
-    /// Gives one frame to the device. Gives it back if the device does not take it.
+    /// Gives one frame to the device. Gives it back if the device does not take it. A copy may go instead of a short
+    /// frame that has other references; then this reference is returned at once.
     ///
     /// # Errors
     /// The frame.

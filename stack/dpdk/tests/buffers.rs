@@ -273,8 +273,8 @@ fn ports_come_and_go() {
         exchange(&mut a, &mut b, [60, 1514].into_iter());
         // Some packets on the way.
         for seed in 0..10 {
-            let mbuf = piece(&mut a, &contents(60, seed));
-            a.tx_burst(&mut VecDeque::from([mbuf]));
+            let kept = piece(&mut a, &contents(60, seed));
+            a.tx_burst(&mut VecDeque::from([kept.share()]));
         }
         if round % 2 == 0 {
             drop((a, b, left, right));

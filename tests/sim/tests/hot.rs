@@ -17,6 +17,11 @@ fn seeds() -> u64 {
 /// Messages that fit into a segment, several of them, and longer ones, over a network with every fault.
 fn plan(seed: u64) -> Plan {
     let mut plan = Plan { streams: 2, octets: 16 << 10, longest: 2048, source: 4096, ..Plan::default() };
+    if seed % 8 == 3 && seed % 10 != 9 {
+        // Long enough for a train of segments that differ in little. Not with a device that cuts frames: of long
+        // messages the two ways make different ones.
+        (plan.octets, plan.longest, plan.source) = (64 << 10, 16 << 10, 32 << 10);
+    }
     // Without losses most segments take the short ways, with many they are left in the middle.
     let faults = [0.0, 0.001, 0.01, 0.03][seed as usize % 4];
     (plan.network.loss, plan.network.duplication) = (faults, faults);

@@ -313,7 +313,8 @@ fn set_up_queues(
     for queue in 0..options.queues {
         let rx_pool = Pool::take(options.rx_buffers, plan.rx_room, plan.rx_shift(), node, memory)?;
         let tx_pool = Pool::take(options.tx_buffers, plan.tx_room, 0, node, memory)?;
-        let copies = plan.virtio.then(|| copies::pool(plan.tx_descriptors, node, memory)).transpose()?;
+        // Without memory for copies, frames are sent as they are.
+        let copies = plan.virtio.then(|| copies::pool(plan.tx_descriptors, node, memory).ok()).flatten();
         // SAFETY: the port is configured for this queue and stopped; the pool outlives the port.
         unsafe { set_up_queue(port, queue, plan, limits, node, features, rx_pool.raw()) }?;
         let alarm = Alarm::new(plan.announcement, queue).map(Arc::new).map_err(|error| Error::System {

@@ -286,7 +286,7 @@ impl<'a> Train<'a> {
     /// Takes the usual FPDUs at the head of a segment's payload. `LONG`: prepares for more FPDUs of the same Write.
     /// `crc`: that of the payload, if it is one FPDU of the Write and that is known.
     #[inline(always)]
-    fn take<'f, const LONG: bool>(&mut self, frame: &'f [u8], payload: Range<usize>, crc: Option<u32>) -> End<'f> {
+    fn take<'f, const LONG: bool>(&mut self, frame: &'f [u8], payload: Range<usize>, mut crc: Option<u32>) -> End<'f> {
         self.counters.octets_received += frame.len() as u64;
         let Some(mut octets) = frame.get(payload) else {
             self.counters.cannot_be("the payload of a segment is behind its frame");
@@ -294,6 +294,8 @@ impl<'a> Train<'a> {
         };
         if let Some(queue_pair) = self.queue_pair.as_deref_mut() {
             loop {
+                // It is that of all octets: only the first FPDU may have it.
+                let crc = crc.take();
                 if LONG && let Some(length) = self.write.as_ref().and_then(|write| write.take(octets, crc)) {
                     self.counters.fpdus_received += 1;
                     octets = &octets[length..];
