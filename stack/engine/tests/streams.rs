@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{SECOND, completions, contents, join, joined, joined_with, pattern, sge};
+use common::{PORT, SECOND, completions, contents, join, joined, joined_with, pattern, sge};
 use uwarp_engine::work::{CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Sge, Status};
 use uwarp_memory::Access;
-use uwarp_testkit::rig::{PairOptions, World};
+use uwarp_testkit::rig::{HostOptions, PairOptions, World};
+use uwarp_testkit::sim::SimOptions;
 
 #[test]
 fn a_write_lands_where_it_was_aimed() {
@@ -25,6 +26,30 @@ fn a_write_lands_where_it_was_aimed() {
         let all = contents(&target);
         assert!(all[..16].iter().chain(&all[16 + length as usize..]).all(|octet| *octet == 0));
     }
+}
+
+/// The segments of a long Write are verified in one pass, checksum and CRC.
+#[test]
+fn damage_that_no_checksum_notices_is_not_placed() {
+    let mut noticed = 0;
+    for seed in 0..40 {
+        let mut world = World::new(seed, SimOptions::default());
+        for _ in 0..2 {
+            world.add(HostOptions::default(), |_| {});
+        }
+        let requests = world.hosts[1].listen(PORT);
+        let (mut client, server) = join(&mut world, &requests, PairOptions::default());
+        let source = world.hosts[0].register(pattern(300_000, seed), Access::LOCAL_READ);
+        let target = world.hosts[1].register(vec![0; 300_000], Access::REMOTE_WRITE);
+        world.network.set_options(SimOptions { hidden_corruption: 0.01, ..SimOptions::default() });
+        client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 300_000)), (target.stag(), 0));
+        let right = contents(&source);
+        world.run_until(SECOND, |_| contents(&target) == right || server.events.try_recv().is_ok());
+        let wrong = contents(&target).iter().zip(&right).position(|(placed, right)| *placed != 0 && placed != right);
+        assert_eq!(wrong, None, "seed {seed}");
+        noticed += world.hosts[1].engine.as_ref().map_or(0, |engine| engine.stats().crc_errors);
+    }
+    assert!(noticed > 20, "{noticed} damaged FPDUs were noticed");
 }
 
 /// Posted work goes before what the device may have, but not for ever.

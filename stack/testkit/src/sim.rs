@@ -392,11 +392,15 @@ impl Network {
                 self.flip(&mut octets, 14);
             } else if is_ip && octets.len() > 14 + 40 + 60 && self.chance(options.hidden_corruption) {
                 self.counters.hidden_corrupted += 1;
-                self.flip(&mut octets, 14 + 40 + 60);
-                if options.sabotage.no_crc_check {
+                // Either the checksum does not notice it, or the device does not.
+                let forges = options.sabotage.no_crc_check;
+                if forges || self.random.bool() || !self.exchange(&mut octets, 14 + 40 + 60) {
+                    self.flip(&mut octets, 14 + 40 + 60);
+                    claim_good = true;
+                }
+                if forges {
                     forge_crcs(frame, &mut octets);
                 }
-                claim_good = true;
             } else if options.unfinished_checksums
                 && let Ok(Frame::Tcp(segment)) = classify(frame, frame.len())
             {
@@ -411,6 +415,17 @@ impl Network {
                 self.nodes[node].arrivals.push(Reverse(arrival));
             }
         }
+    }
+
+    /// Exchanges two words of 16 bits, which no sum notices. False if they are the same.
+    fn exchange(&mut self, octets: &mut [u8], from: usize) -> bool {
+        let words = (octets.len() - from) / 2;
+        if words < 2 {
+            return false;
+        }
+        let [one, other] = [(); 2].map(|()| from + 2 * self.random.usize(..words));
+        (0..2).for_each(|octet| octets.swap(one + octet, other + octet));
+        octets[one..one + 2] != octets[other..other + 2]
     }
 
     fn flip(&mut self, octets: &mut [u8], from: usize) {

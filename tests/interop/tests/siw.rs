@@ -198,7 +198,8 @@ fn siw_speaks_over_ipv6() {
     check_rping(&guest.run("rping -c -a fd77::1 -C 10 -S 65535 -V"));
     server.end();
     check_ping(&capture, 10, true);
-    assert!(count(&capture, "ipv6 and iwarp_mpa") > 40);
+    let are_cut = uwarp_middlebox::is_skipped("segments are not counted: tshark wants FPDUs to begin with a segment");
+    assert!(are_cut || count(&capture, "ipv6 and iwarp_mpa") > 40);
 
     let server = guest.start(&format!("rping -s -a {GUEST6} -S 65535 -v >/tmp/rping 2>/dev/null; {COUNT}"));
     let arguments = ["run", "--server", GUEST6, "--first-fpdu-delay", "500ms", "-C", "10", "-S", "65535", "-V"];
