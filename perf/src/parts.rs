@@ -9,7 +9,7 @@ use uwarp_app::signals;
 use crate::foreign::{End, Place, libfabric, ucx};
 use crate::kernel::{Namespaces, Test};
 use crate::programs::{Report, UwarpPerf};
-use crate::record::{Figures, Key, Look, MOVED, Quantity, Sample, look};
+use crate::record::{Figures, Key, Look, Quantity, Sample, look};
 
 /// What runs, as tables and plots name it.
 pub mod names {
@@ -73,6 +73,9 @@ pub mod names {
 
 /// How long a run waits for the host if nothing else is asked for.
 pub const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// CPUs are apart if a cache line takes this factor of the shortest round trip of the run: half of one is seen now and
+/// then where nothing has moved.
+const APART: f64 = 3.0;
 /// Between two looks at CPUs that the host has moved apart.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -97,7 +100,7 @@ impl Patience {
             self.shortest = self.shortest.min(line);
             let began = Instant::now();
             let is_over = self.left.is_zero() || end.is_some_and(|end| began > end) || signals::interrupted();
-            if line < self.shortest * MOVED || is_over {
+            if line < self.shortest * APART || is_over {
                 break;
             }
             if !std::mem::replace(&mut is_told, true) {

@@ -18,7 +18,7 @@ pub const SAME: f64 = 1.25;
 /// lines not at all.
 pub const UNDISTURBED: f64 = 1.12;
 /// If a cache line's round trip changed by this factor around two parts, the host has moved the CPUs in between.
-pub const MOVED: f64 = 2.0;
+const MOVED: f64 = 2.0;
 /// Fewer parts than this yield no ratio of medians.
 const ENOUGH: usize = 3;
 
