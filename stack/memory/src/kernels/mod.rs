@@ -47,8 +47,16 @@ fn select() -> &'static Kernels {
 mod choosing {
     use super::{Kernels, select};
 
-    pub(crate) static KERNELS: Kernels =
-        Kernels { name: "not chosen yet", crc32c, crc32c_sum, copy_in, copy_out, copy_out_crc32c, sum };
+    pub(crate) static KERNELS: Kernels = Kernels {
+        name: "not chosen yet",
+        crc32c,
+        one_pass: false,
+        crc32c_sum,
+        copy_in,
+        copy_out,
+        copy_out_crc32c,
+        sum,
+    };
 
     /// # Safety
     /// As [`Kernels::crc32c`].
@@ -157,6 +165,12 @@ pub fn copy(source: &[u8], out: &mut [u8]) {
 pub fn checksum_sum(octets: &[u8]) -> u32 {
     // SAFETY: a slice is valid for reads of its length.
     unsafe { (kernels().sum)(octets.as_ptr(), octets.len()) }
+}
+
+/// Whether [`crc32c_and_sum`] takes one pass on this processor, as soon as a kernel was used.
+#[inline]
+pub fn has_one_pass() -> bool {
+    kernels().one_pass
 }
 
 /// The CRC32C of `octets` and their [`checksum_sum`], in one pass where that is faster.

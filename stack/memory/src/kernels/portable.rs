@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use super::set::Kernels;
 
 pub(crate) static KERNELS: Kernels =
-    Kernels { name: "portable", crc32c, crc32c_sum, copy_in, copy_out, copy_out_crc32c, sum };
+    Kernels { name: "portable", crc32c, one_pass: false, crc32c_sum, copy_in, copy_out, copy_out_crc32c, sum };
 
 /// # Safety
 /// As [`Kernels::crc32c`].

@@ -5,6 +5,8 @@ pub(crate) struct Kernels {
     pub(crate) name: &'static str,
     /// Register, octets, length; gives the register.
     pub(crate) crc32c: unsafe fn(u32, *const u8, usize) -> u32,
+    /// Whether `crc32c_sum` takes one pass.
+    pub(crate) one_pass: bool,
     /// Register, octets, length; gives the register and the partial sum, see [`checksum_sum`](super::checksum_sum).
     pub(crate) crc32c_sum: unsafe fn(u32, *const u8, usize) -> (u32, u32),
     /// Target, source, length. The target may be read and written by others at the same time.

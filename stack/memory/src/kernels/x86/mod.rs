@@ -14,6 +14,7 @@ use super::set::Kernels;
 static AVX512: Kernels = Kernels {
     name: "avx512-vpclmulqdq",
     crc32c: crc::avx512::crc32c,
+    one_pass: true,
     crc32c_sum: crc::avx512::crc32c_sum,
     copy_in: copy::avx512,
     copy_out: copy::avx512,
@@ -24,6 +25,7 @@ static AVX512: Kernels = Kernels {
 static AVX2: Kernels = Kernels {
     name: "avx2-pclmulqdq",
     crc32c: crc::avx2::crc32c,
+    one_pass: false,
     crc32c_sum: crc::avx2::crc32c_sum,
     copy_in: copy::avx2,
     copy_out: copy::avx2,
