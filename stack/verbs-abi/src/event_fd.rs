@@ -106,6 +106,8 @@ pub(crate) enum Attempt {
     Fetched,
     /// There is none. The descriptor becomes readable when there is.
     Nothing(RawFd),
+    /// There will never be one.
+    Never,
 }
 
 unsafe extern "C-unwind" {
@@ -120,14 +122,18 @@ unsafe extern "C-unwind" {
 /// pthread_cancel(3). That unwinds this frame and the export's. So the export is `C-unwind`, neither has destructors,
 /// and `attempt`, which may have some, has returned before.
 ///
-/// While another thread ends the process, it does not return; with O_NONBLOCK it finds nothing.
+/// It does not return while another thread ends the process (with O_NONBLOCK it finds nothing), and if there will never
+/// be an event.
 #[inline(always)]
 pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_int {
     loop {
         let mut fd = -1;
+        let mut is_never = false;
         let result = minus_one(|| {
-            if let Attempt::Nothing(empty) = attempt()? {
-                fd = empty;
+            match attempt()? {
+                Attempt::Fetched => {}
+                Attempt::Nothing(empty) => fd = empty,
+                Attempt::Never => is_never = true,
             }
             Ok(0)
         });
@@ -137,7 +143,7 @@ pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_in
             set_errno(EAGAIN);
             return -1;
         }
-        while lifetime::is_ended_by_another() {
+        while is_never || lifetime::is_ended_by_another() {
             // SAFETY: no descriptors.
             unsafe { poll(std::ptr::null_mut(), 0, -1) };
         }

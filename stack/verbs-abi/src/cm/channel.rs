@@ -2,30 +2,28 @@
 
 use crate::abi::{rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel};
 use crate::errno::{EBUSY, Errno, minus_one, nothing, pointer};
-use crate::event_fd::{EventCounter, Unacknowledged};
+use crate::event_fd::{EventCounter, Unacknowledged, unless_ending};
 use crate::handle::{Handle, object};
 use libc::c_int;
 use rustix::event::{PollFd, PollFlags, poll};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// How long a thread that has acknowledged an event may take to ask for the next one before its channel is destroyed.
-const RETURN_TIME: Duration = Duration::from_millis(20);
+/// Held for writing while a channel is destroyed, so that no thread takes an event out of it meanwhile.
+static DESTRUCTION: RwLock<()> = RwLock::new(());
 
-/// Which thread acknowledged an event last, and when.
-static LAST_ACKNOWLEDGED: Mutex<Option<(ThreadId, Instant)>> = Mutex::new(None);
+thread_local! {
+    /// Address of the channel that this thread has last asked for an event, if it was to wait for one.
+    static ASKED: Cell<usize> = const { Cell::new(0) };
+}
 
 /// An event channel.
 pub(crate) struct Channel {
     /// Addresses of events.
     waiting: Mutex<VecDeque<usize>>,
     counter: EventCounter,
-    /// Threads that wait for an event.
-    pub(crate) readers: AtomicU32,
 }
 object!(Channel: rdma_event_channel, b"ec");
 
@@ -96,10 +94,7 @@ impl Channel {
     pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
         let counter = EventCounter::new()?;
         let public = rdma_event_channel { fd: counter.raw() };
-        Ok(Handle::create(
-            public,
-            Channel { waiting: Mutex::new(VecDeque::new()), counter, readers: AtomicU32::new(0) },
-        ))
+        Ok(Handle::create(public, Channel { waiting: Mutex::new(VecDeque::new()), counter }))
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<usize>> {
@@ -199,31 +194,57 @@ impl Channel {
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
     // SAFETY: the caller's pointer.
     let event = unsafe { Handle::<Event>::destroy(event)? };
-    let now = (std::thread::current().id(), Instant::now());
-    *LAST_ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     event.unacknowledged.acknowledged(1);
     Ok(())
 }
 
-/// Frees a channel.
+/// What the program finds when it asks a channel for an event.
+pub(crate) enum Answer {
+    Event(*mut rdma_cm_event),
+    /// There is none. The descriptor becomes readable when there is.
+    Nothing(RawFd),
+    /// Another thread has destroyed the channel that this thread waits in. There will be no event.
+    Destroyed,
+}
+
+/// Takes an event out of the program's channel.
 ///
 /// Many programs have a thread that asks for events in a loop and ends the program if that fails, and destroy the
-/// channel as soon as the last event is acknowledged. With a device, what is between the two takes milliseconds, and
-/// the thread is waiting again by then. It gets as much time here.
+/// channel as soon as the last event is acknowledged. A thread that is waiting by then waits for ever, as with a device;
+/// for one that comes later, the answer is [`Answer::Destroyed`].
+///
+/// # Errors
+/// EINVAL: this is not a channel.
+pub(crate) fn ask(channel: *mut rdma_event_channel) -> Result<Answer, Errno> {
+    let _stays = DESTRUCTION.read().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller's pointer, and nobody destroys it while the lock is held.
+    let handle = match unsafe { Handle::<Channel>::get(channel) } {
+        Ok(handle) => handle,
+        Err(_) if !channel.is_null() && ASKED.get() == channel.addr() => return Ok(Answer::Destroyed),
+        Err(error) => return Err(error),
+    };
+    // SAFETY: a call about a number.
+    let waits = unsafe { libc::fcntl(handle.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0;
+    ASKED.set(if waits { channel.addr() } else { 0 });
+    Ok(unless_ending(|| handle.take()).map_or(Answer::Nothing(handle.fd()), Answer::Event))
+}
+
+/// Frees a channel.
+///
+/// # Errors
+/// EBUSY: events wait in it. EINVAL: this is not a channel.
 pub(crate) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
-    // SAFETY: the caller's pointer.
+    let _alone = DESTRUCTION.write().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller's pointer, and no thread takes an event out of it.
     unsafe {
-        let handle = Handle::<Channel>::get(channel)?;
-        if handle.is_waiting() {
+        if Handle::<Channel>::get(channel)?.is_waiting() {
             return Err(EBUSY);
         }
-        let acknowledged = *LAST_ACKNOWLEDGED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, at)) = acknowledged.filter(|(thread, _)| *thread != std::thread::current().id()) {
-            while at.elapsed() < RETURN_TIME && handle.readers.load(Ordering::Acquire) == 0 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
         drop(Handle::<Channel>::destroy(channel)?);
+    }
+    // This thread knows, and gets an error if it asks again.
+    if ASKED.get() == channel.addr() {
+        ASKED.set(0);
     }
     Ok(())
 }
