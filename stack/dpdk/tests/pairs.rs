@@ -359,6 +359,29 @@ fn keep_and_send(guest: &mut Queue, host: &mut Queue) {
         assert_eq!(frames[0].rx_checksum().l4, ChecksumStatus::Good);
         assert!(frames[0].data()[..50] == frame[..50] && frames[0].data()[54..] == frame[54..], "{number}");
     }
+    // A full device gives back the frame itself, and keeps no copy of it.
+    let mut waiting = 0;
+    let mut refused = 0;
+    while refused < 3000 {
+        let mut kept = guest.alloc().unwrap();
+        fill(&mut kept, &contents(60, waiting));
+        match guest.tx_one(kept.share()) {
+            Ok(()) => waiting += 1,
+            Err(frame) => {
+                refused += 1;
+                assert!(kept.is_shared(), "{waiting}");
+                assert_eq!(whole(&frame), contents(60, waiting));
+            }
+        }
+    }
+    for number in 0..waiting {
+        assert_eq!(whole(&receive(host, &mut || {})), contents(60, number));
+    }
+    let mut kept = guest.alloc().unwrap();
+    fill(&mut kept, &contents(60, 0));
+    guest.tx_one(kept.share()).expect("the device has room");
+    assert!(!kept.is_shared(), "there are copies again");
+    assert_eq!(whole(&receive(host, &mut || {})), contents(60, 0));
     // What has no other reference is sent as it is.
     let mut frame = guest.alloc().unwrap();
     fill(&mut frame, &contents(60, 1));

@@ -149,6 +149,53 @@ fn one_pass_gives_what_two_give() {
     }
 }
 
+/// A page between two that nobody may touch.
+struct GuardedPage(memmap2::MmapMut);
+
+impl GuardedPage {
+    const PAGE: usize = 4096;
+
+    fn new() -> GuardedPage {
+        let mut mapping = memmap2::MmapMut::map_anon(3 * Self::PAGE).expect("there is memory");
+        for page in [0, 2] {
+            let start = mapping[page * Self::PAGE..].as_mut_ptr().cast();
+            // SAFETY: a page of the mapping, of which no reference is left.
+            unsafe { rustix::mm::mprotect(start, Self::PAGE, rustix::mm::MprotectFlags::empty()) }
+                .expect("the pages are ours");
+        }
+        GuardedPage(mapping)
+    }
+
+    /// Where so many octets begin that end with the page, or begin with it.
+    fn place(&mut self, length: usize, at_end: bool) -> *mut u8 {
+        let offset = if at_end { Self::PAGE - length } else { 0 };
+        // SAFETY: within the mapping.
+        unsafe { self.0.as_mut_ptr().add(Self::PAGE + offset) }
+    }
+}
+
+/// Memory next to a registered region may not be mapped, or be another's.
+#[test]
+fn no_kernel_touches_an_octet_outside_its_ranges() {
+    let (mut source_page, mut target_page) = (GuardedPage::new(), GuardedPage::new());
+    for length in 0..=LONGEST {
+        for at_end in [false, true] {
+            let (source, target) = (source_page.place(length, at_end), target_page.place(length, at_end));
+            for kernels in available() {
+                // SAFETY: both are valid for that many octets. A kernel that goes beyond is ended by the guards.
+                unsafe {
+                    (kernels.crc32c)(CRC32C_START, source, length);
+                    (kernels.crc32c_sum)(CRC32C_START, source, length);
+                    (kernels.sum)(source, length);
+                    (kernels.copy_in)(target, source, length);
+                    (kernels.copy_out)(target, source, length);
+                    (kernels.copy_out_crc32c)(CRC32C_START, target, source, length);
+                }
+            }
+        }
+    }
+}
+
 /// A sum of 0 means "no octet but zeros" to who computes a UDP checksum.
 #[test]
 fn sums_are_zero_for_zeros_only() {

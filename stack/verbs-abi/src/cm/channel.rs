@@ -210,8 +210,8 @@ pub(crate) enum Answer {
 /// Takes an event out of the program's channel.
 ///
 /// Many programs have a thread that asks for events in a loop and ends the program if that fails, and destroy the
-/// channel as soon as the last event is acknowledged. A thread that is waiting by then waits for ever, as with a device;
-/// for one that comes later, the answer is [`Answer::Destroyed`].
+/// channel as soon as the last event is acknowledged. A thread that is waiting by then waits for ever, as with a
+/// device; for one that comes later, the answer is [`Answer::Destroyed`].
 ///
 /// # Errors
 /// EINVAL: this is not a channel.
