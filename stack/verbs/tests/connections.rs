@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uwarp::{
     AcceptOptions, Config, ConnectError, ConnectOptions, Context, DisconnectReason, Error, ListenOptions,
     PostErrorReason, QueuePairState, ReadyToReceiveKinds, ReceiveRequest, SendRequest, Status, TcpListener,
@@ -22,6 +22,22 @@ fn both_sides_learn_of_each_other() {
         assert_eq!((a.private_data.as_slice(), b.private_data.as_slice()), (&b"welcome"[..], &b"hello"[..]));
         assert!(a.crc && b.crc);
         assert!(a.ird > 0 && a.ord > 0 && b.ird >= a.ord && a.ird >= b.ord);
+    });
+}
+
+/// For peers that lose an early one. A slow machine only makes it later.
+#[test]
+fn the_first_fpdu_waits_as_long_as_the_configuration_says() {
+    in_both_modes(|mode| {
+        const DELAY: Duration = Duration::from_millis(100);
+        let mut patient = config(1, mode);
+        patient.mpa.first_fpdu_delay = DELAY;
+        let (a, b) = Context::pair_in_process(patient, config(2, mode)).unwrap();
+        let (mut client, mut server) = (Side::new(&a), Side::new(&b));
+        let start = Instant::now();
+        connect(&mut client, &mut server);
+        client.speak_first(&server);
+        assert!(start.elapsed() >= DELAY, "{:?}", start.elapsed());
     });
 }
 

@@ -202,7 +202,7 @@ fn siw_speaks_over_ipv6() {
     assert!(are_cut || count(&capture, "ipv6 and iwarp_mpa") > 40);
 
     let server = guest.start(&format!("rping -s -a {GUEST6} -S 65535 -v >/tmp/rping 2>/dev/null; {COUNT}"));
-    let arguments = ["run", "--server", GUEST6, "--first-fpdu-delay", "500ms", "-C", "10", "-S", "65535", "-V"];
+    let arguments = ["run", "--server", GUEST6, "-C", "10", "-S", "65535", "-V"];
     run(&mut link.ping_as("uwarp6.toml", &[&arguments, &pcap[..]].concat()));
     assert_eq!(guest.finish(server).success().trim(), "10");
     check_ping(&capture, 10, true);

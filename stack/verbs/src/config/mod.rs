@@ -239,6 +239,12 @@ impl Config {
         if self.mpa.startup_timeout.is_zero() {
             return Err(ConfigError::new("mpa.startup-timeout is zero: give the peer some time, such as \"10s\""));
         }
+        if self.mpa.first_fpdu_delay >= self.mpa.startup_timeout {
+            return Err(ConfigError::new(format!(
+                "mpa.first-fpdu-delay is {:?}, and peers wait no longer for it than mpa.startup-timeout, {:?}: choose less",
+                self.mpa.first_fpdu_delay, self.mpa.startup_timeout
+            )));
+        }
         if self.commit.timeout.is_zero() {
             return Err(ConfigError::new("commit.timeout is zero: give the store some time, such as \"30s\""));
         }

@@ -218,11 +218,16 @@ pub struct MpaOptions {
     /// waits this long for the peer's first FPDU, before which no posted work may be sent (RFC 5044 §7.1.2).
     #[serde(with = "units::duration")]
     pub startup_timeout: Duration,
+    /// Shortest pause between the peer's Reply and the first FPDU on connections that this side opens, for peers that
+    /// lose an early one, as Linux' siw may. Less than `startup_timeout`.
+    /// [`ConnectOptions::first_fpdu_delay`](crate::ConnectOptions::first_fpdu_delay) may ask for a longer one.
+    #[serde(with = "units::duration")]
+    pub first_fpdu_delay: Duration,
 }
 
 impl Default for MpaOptions {
     fn default() -> Self {
-        Self { crc: true, startup_timeout: Duration::from_secs(10) }
+        Self { crc: true, startup_timeout: Duration::from_secs(10), first_fpdu_delay: Duration::ZERO }
     }
 }
 
