@@ -126,11 +126,6 @@ fn every_program(bed: &mut Bed<'_>) {
         let client = ["rping", "-c", "-a", GUEST, "-V", "-C", "30", "-S", size];
         bed.connect("uwarp.toml", &format!("rping -s -V -C 30 -S {size}"), &client);
     }
-    if !uwarp_interop_tests::is_long() {
-        return uwarp_notes::skipped(
-            "ib_write_bw against siw: the guest's kernel often stops at its end, so it runs with --long",
-        );
-    }
     let perftest = ["ib_write_bw", "-R", "-z", "-F", "-n", "200"];
     bed.serve("uwarp.toml", &perftest, &perftest.join(" "), OWN);
     bed.connect("uwarp.toml", &perftest.join(" "), &[&perftest[..], &[GUEST]].concat());
@@ -151,27 +146,24 @@ fn despite_iw_cm(test: impl Fn()) {
 
 #[test]
 fn rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other() {
-    despite_iw_cm(|| every_program(&mut Bed::new(&Link::vhost(false))));
+    every_program(&mut Bed::new(&Link::vhost(false)));
 }
 
 #[test]
 fn rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other_over_tap() {
     netns::test_inside("rping_and_ib_write_bw_on_uwarp_and_on_siw_understand_each_other_over_tap", || {
-        let link = Link::tap();
-        despite_iw_cm(|| every_program(&mut Bed::new(&link)));
+        every_program(&mut Bed::new(&Link::tap()));
     });
 }
 
 #[test]
 fn rping_on_uwarp_and_on_siw_understand_each_other_over_ipv6() {
-    despite_iw_cm(|| {
-        let link = Link::vhost(false);
-        let mut bed = Bed::new(&link);
-        let server = ["rping", "-s", "-a", "fd77::1", "-V", "-C", "30"];
-        bed.serve("uwarp6.toml", &server, "rping -c -V -C 30 -a", "fd77::1");
-        let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
-        bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
-    });
+    let link = Link::vhost(false);
+    let mut bed = Bed::new(&link);
+    let server = ["rping", "-s", "-a", "fd77::1", "-V", "-C", "30"];
+    bed.serve("uwarp6.toml", &server, "rping -c -V -C 30 -a", "fd77::1");
+    let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
+    bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
 }
 
 /// The name of the target's disk.
