@@ -18,8 +18,6 @@ pub struct Start {
     pub server: SocketAddr,
     /// Peer-to-peer start-up with one of these indications.
     pub peer_to_peer: Option<ReadyToReceiveKinds>,
-    /// Pause before the first message.
-    pub first_fpdu_delay: Duration,
 }
 
 /// Pings.
@@ -32,7 +30,6 @@ pub fn run(context: &Context, start: &Start, options: &Options) -> anyhow::Resul
     let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let connect_options = ConnectOptions {
         peer_to_peer: start.peer_to_peer.map_or(PeerToPeer::Never, PeerToPeer::Require),
-        first_fpdu_delay: start.first_fpdu_delay,
         markers: options.markers,
         ..ConnectOptions::default()
     };

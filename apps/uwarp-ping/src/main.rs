@@ -99,9 +99,9 @@ struct RunArguments {
     peer_to_peer: Option<Indication>,
 
     /// Pause between the connection and the first message, for a server that loses an early one (Linux siw may leave it
-    /// unread until a second one comes; 100ms is enough)
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0")]
-    first_fpdu_delay: Duration,
+    /// unread until a second one comes; 100ms is enough) [default: the file's mpa.first-fpdu-delay, or none]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    first_fpdu_delay: Option<Duration>,
 }
 
 /// Kinds of ready-to-receive indications.
@@ -174,12 +174,14 @@ fn main() -> ExitCode {
                 server::run(&network.open(config)?, &options, once)
             }
             Command::Run(RunArguments { server, peer_to_peer, first_fpdu_delay }) => {
-                let config = network.resolve(Role::Client, EngineMode::Inline)?;
+                let mut config = network.resolve(Role::Client, EngineMode::Inline)?;
+                if let Some(delay) = first_fpdu_delay {
+                    config.mpa.first_fpdu_delay = delay;
+                }
                 let address = server.unwrap_or_else(|| network.default_address(Role::Server));
                 let start = client::Start {
                     server: (address, options.port).into(),
                     peer_to_peer: peer_to_peer.map(Indication::kinds),
-                    first_fpdu_delay,
                 };
                 client::run(&network.open(config)?, &start, &options)
             }

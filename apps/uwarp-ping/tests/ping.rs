@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn command(device: &str, socket: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-ping"));
@@ -82,6 +83,14 @@ fn with_every_kind_of_ready_to_receive() {
     {
         ping_with("memif", "64", kind);
     }
+}
+
+/// A slow machine only makes it later.
+#[test]
+fn with_a_pause_before_the_first_message() {
+    let start = Instant::now();
+    ping_with("memif", "64", &["--first-fpdu-delay", "2s"]);
+    assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
 }
 
 #[test]

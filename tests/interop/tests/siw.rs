@@ -21,9 +21,7 @@ use uwarp_interop_tests::tools::{Guarded, run};
 use uwarp_interop_tests::witness::{count, examine};
 use uwarp_netns as netns;
 
-/// siw may leave a message unread that follows its MPA Reply immediately, until a second one arrives.
-const FIRST_FPDU_DELAY: Duration = Duration::from_millis(200);
-/// Silence after which the second message is sent to a guest that was too slow even for that.
+/// Silence after which the second message is sent to a guest that lost the first one despite the pause before it.
 const NUDGE_AFTER: Duration = Duration::from_secs(3);
 /// Longest message, and octets of the largest Write and Read.
 const LARGE: usize = 1 << 20;
@@ -313,12 +311,12 @@ struct Told {
     established: Established,
 }
 
-/// The options that every connection to siw needs, and an unused port: for tshark, a Request on a used port is an FPDU
-/// of the former connection, and an invalid one.
+/// The options with an unused port: for tshark, a Request on a used port is an FPDU of the former connection, and an
+/// invalid one.
 fn connect_options(options: ConnectOptions) -> ConnectOptions {
     static PORT: AtomicU16 = AtomicU16::new(61_000);
     let local_port = Some(PORT.fetch_add(1, Ordering::Relaxed));
-    ConnectOptions { first_fpdu_delay: FIRST_FPDU_DELAY, local_port, ..options }
+    ConnectOptions { local_port, ..options }
 }
 
 impl Told {

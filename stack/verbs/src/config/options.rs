@@ -218,9 +218,8 @@ pub struct MpaOptions {
     /// waits this long for the peer's first FPDU, before which no posted work may be sent (RFC 5044 §7.1.2).
     #[serde(with = "units::duration")]
     pub startup_timeout: Duration,
-    /// Shortest pause between the peer's Reply and the first FPDU on connections that this side opens, for peers that
-    /// lose an early one, as Linux' siw may. Less than `startup_timeout`.
-    /// [`ConnectOptions::first_fpdu_delay`](crate::ConnectOptions::first_fpdu_delay) may ask for a longer one.
+    /// Pause between the peer's Reply and the first FPDU on connections that this side opens, for peers that lose an
+    /// early one, as Linux' siw may. Less than `startup_timeout`.
     #[serde(with = "units::duration")]
     pub first_fpdu_delay: Duration,
 }

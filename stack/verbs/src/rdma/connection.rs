@@ -57,9 +57,6 @@ pub struct ConnectOptions {
     /// Ask the peer for markers in what it sends (RFC 5044 §4.3); what it asks for is done in any case. They cost time
     /// on both sides and serve nothing here but tests of the peer.
     pub markers: bool,
-    /// Pause before the first FPDU, for peers that lose an early one; at least that of the configuration
-    /// (`mpa.first-fpdu-delay`).
-    pub first_fpdu_delay: Duration,
     /// The own address to connect from; `None` lets the engine choose.
     pub local_address: Option<IpAddr>,
     /// Local TCP port; `None` lets the engine choose. A [`PortReservation`](crate::PortReservation) keeps one for this.
@@ -80,7 +77,6 @@ impl Default for ConnectOptions {
             peer_to_peer: PeerToPeer::Never,
             features: Features::default(),
             markers: false,
-            first_fpdu_delay: Duration::ZERO,
             local_address: None,
             local_port: None,
         }
@@ -382,7 +378,7 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
         markers: options.markers,
         crc: shared.config.mpa.crc,
         timeout: options.timeout,
-        first_fpdu_delay: options.first_fpdu_delay.max(shared.config.mpa.first_fpdu_delay),
+        first_fpdu_delay: shared.config.mpa.first_fpdu_delay,
     })
 }
 
