@@ -206,6 +206,7 @@ const SINGLE: &[(&str, &str, u64, &[&str])] = &[
     (STREAM, "stream-bandwidth", 1 << 16, &[]),
     (NULL_PROTOCOL_9000, "null-bandwidth", 1 << 16, &["--mtu", "9000"]),
     (WRITE_9000, "write-bandwidth", 1 << 16, &["--depth", "64", "--mtu", "9000"]),
+    (STREAM_9000, "stream-bandwidth", 1 << 16, &["--mtu", "9000"]),
     (WRITE, "write-rate", 64, &["--depth", "64"]),
 ];
 

@@ -12,6 +12,7 @@ use uwarp::{
     AcceptOptions, Access, Completion, CompletionQueue, Config, ConnectOptions, Context, Features, ListenOptions,
     Listener, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
 };
+use uwarp_app::units::parse_count;
 
 use crate::programs::InProcess;
 use crate::rpc::Pair;
@@ -62,8 +63,8 @@ pub struct Options {
     /// Payload octets of a message
     #[arg(long, default_value_t = 64)]
     pub size: u32,
-    /// Operations
-    #[arg(long, default_value_t = 1_000_000)]
+    /// Operations (10000, 10k, 2M)
+    #[arg(long, default_value = "1M", value_parser = parse_count)]
     pub iterations: u64,
     /// Queue pairs, used in turn
     #[arg(long, default_value_t = 1)]

@@ -31,6 +31,8 @@ pub mod names {
     pub const READ: &str = "Read";
     /// A plain stream of uwarp's TCP.
     pub const STREAM: &str = "uwarp's TCP";
+    /// The same in packets of 9000 octets.
+    pub const STREAM_9000: &str = "uwarp's TCP, MTU 9000";
     /// The kernel's TCP over a veth pair without offloads; both ends poll.
     pub const KERNEL_SPINNING: &str = "kernel TCP, spinning";
     /// The same; both ends sleep.

@@ -149,6 +149,7 @@ fn same_quantity(raw: &'static str) -> Vec<(&'static str, &'static str, Quantity
             (SEND, LIBFABRIC_RXM, LatencyMean, 64),
             (WRITE, NULL_PROTOCOL, Bandwidth, 1 << 16),
             (WRITE_9000, NULL_PROTOCOL_9000, Bandwidth, 1 << 16),
+            (STREAM_9000, NULL_PROTOCOL_9000, Bandwidth, 1 << 16),
             (STREAM, NULL_PROTOCOL, Bandwidth, 1 << 16),
             (WRITE, KERNEL_BLOCKING, Bandwidth, 1 << 16),
             (STREAM, KERNEL_BLOCKING, Bandwidth, 1 << 16),

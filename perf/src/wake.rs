@@ -17,6 +17,7 @@ use uwarp::{
     QueuePairOptions, SendRequest,
 };
 use uwarp_app::output;
+use uwarp_app::units::{parse_count, parse_duration};
 
 const PORT: u16 = 7471;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -36,12 +37,12 @@ pub struct Options {
     /// The device between the two ends, both in this process
     #[arg(long, value_enum, default_value = "virtio")]
     device: Device,
-    /// Reads, and wake-ups beside them
-    #[arg(long, default_value_t = 1000)]
-    count: usize,
-    /// Silence before each of them, in milliseconds
-    #[arg(long, default_value_t = 10)]
-    idle: u64,
+    /// Reads, and wake-ups beside them (1000, 10k)
+    #[arg(long, default_value = "1k", value_parser = parse_count)]
+    count: u64,
+    /// Silence before each of them (50us, 10ms)
+    #[arg(long, default_value = "10ms", value_parser = parse_duration)]
+    idle: Duration,
 }
 
 fn device(options: &Options, socket: &Path, responder: bool) -> DeviceConfig {
@@ -120,7 +121,7 @@ fn measure(options: &Options, context: &Context, told: &mpsc::Receiver<(u32, u64
         }
     };
     let silence = |completions: &mut CompletionQueue| {
-        let end = Instant::now() + Duration::from_millis(options.idle);
+        let end = Instant::now() + options.idle;
         while Instant::now() < end {
             ensure!(completions.poll_one().is_none(), "a completion without a request");
         }
@@ -143,7 +144,7 @@ fn measure(options: &Options, context: &Context, told: &mpsc::Receiver<(u32, u64
         times[times.len() / 2].as_secs_f64() * 1e6
     });
     let mut table = output::table(["median of", "µs"]);
-    table.add_row([format!("a Read after {} ms of silence", options.idle), format!("{asleep:.1}")]);
+    table.add_row([format!("a Read after {:?} of silence", options.idle), format!("{asleep:.1}")]);
     table.add_row(["the next Read".to_owned(), format!("{awake:.1}")]);
     table.add_row(["the wake-up of a thread".to_owned(), format!("{bare:.1}")]);
     table.add_row(["the first Read beyond both".to_owned(), format!("{:.1}", asleep - awake - bare)]);

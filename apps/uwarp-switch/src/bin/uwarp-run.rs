@@ -30,7 +30,8 @@ Examples:
 #[derive(Parser)]
 #[command(name = "uwarp-run", version, after_help = EXAMPLES, max_term_width = 110)]
 struct Arguments {
-    /// Directory of libibverbs.so.1 and librdmacm.so.1 [default: that of uwarp-run, or ../lib/uwarp beside it]
+    /// Directory of libibverbs.so.1 and librdmacm.so.1 [default: the first that has them of
+    /// uwarp-run's own directory, verbs/ in it, and ../lib/uwarp beside it]
     #[arg(long, value_name = "PATH")]
     library_dir: Option<PathBuf>,
 
@@ -59,7 +60,8 @@ fn main() -> ExitCode {
 fn library_directory(named: Option<PathBuf>, own: &Path) -> anyhow::Result<PathBuf> {
     let candidates = match named {
         Some(directory) => vec![directory],
-        None => vec![own.to_owned(), own.join("../lib/uwarp")],
+        // Where scripts/verbs-lib puts them, and where a package would.
+        None => vec![own.to_owned(), own.join("verbs"), own.join("../lib/uwarp")],
     };
     let has_all = |directory: &&PathBuf| LIBRARIES.iter().all(|library| directory.join(library).is_file());
     if let Some(directory) = candidates.iter().find(has_all) {
@@ -68,7 +70,7 @@ fn library_directory(named: Option<PathBuf>, own: &Path) -> anyhow::Result<PathB
     }
     let names: Vec<String> = candidates.iter().map(|directory| directory.display().to_string()).collect();
     Err(usage(format!(
-        "{} are not in {}: build them, or name their directory with --library-dir",
+        "{} are not in {}: build them with scripts/verbs-lib, or name their directory with --library-dir",
         LIBRARIES.join(" and "),
         names.join(" nor in ")
     )))

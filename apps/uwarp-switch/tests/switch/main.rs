@@ -350,6 +350,30 @@ fn the_environment_says_where_the_network_is() {
 }
 
 #[test]
+fn the_libraries_are_found_beside_the_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("uwarp-run");
+    std::fs::copy(env!("CARGO_BIN_EXE_uwarp-run"), &program).unwrap();
+    let libraries = directory.path().join("verbs");
+    std::fs::create_dir(&libraries).unwrap();
+    let run = || {
+        let mut command = Command::new(&program);
+        // With a device of its own, it needs no switch.
+        command.env("UWARP_CONFIG", "/a/file").env_remove("LD_LIBRARY_PATH");
+        command.args(["sh", "-c", "echo $LD_LIBRARY_PATH"]).output().unwrap()
+    };
+    let refused = run();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("/verbs nor in ") && error.contains("build them with scripts/verbs-lib"), "{error}");
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::write(libraries.join(library), "").unwrap();
+    }
+    let found = run();
+    assert_eq!(String::from_utf8(found.stdout).unwrap(), format!("{}\n", libraries.display()));
+}
+
+#[test]
 fn a_program_is_run_with_the_libraries_and_a_switch() {
     let directory = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
