@@ -212,6 +212,7 @@ impl Lists {
                 new.start = before.end.min(new.end);
             }
         }
+        let held = self.held.len();
         while let Some(behind) = self.held.get(at).copied()
             && new.start < new.end
             && behind.start < new.end
@@ -233,7 +234,8 @@ impl Lists {
             self.touch(start, end);
             return Offered::Duplicate;
         }
-        if self.held.len() >= budget as usize {
+        // One that has replaced others takes no more buffers than they did, and is all that there is of their octets.
+        if self.held.len() == held && held >= budget as usize {
             // Payloads nearest to the gap are worth most.
             match self.held.back().copied() {
                 Some(last) if at < self.held.len() => {
@@ -348,6 +350,9 @@ impl Lists {
         for (index, run) in self.runs.iter().enumerate() {
             assert!(run.start < run.end && run.start > next);
             assert!(self.runs[..index].iter().all(|other| other.end < run.start || run.end < other.start));
+            let inside = self.held.iter().filter(|held| run.start <= held.start && held.end <= run.end);
+            let octets: u64 = inside.map(|held| held.end.since(held.start)).sum();
+            assert_eq!(octets, run.end.since(run.start), "octets are reported that nobody holds");
         }
     }
 }

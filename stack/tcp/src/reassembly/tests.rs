@@ -68,6 +68,26 @@ fn payload_that_covers_others_replaces_them() {
     assert_eq!(take(&mut reassembly, 90), [(90, 0, 50), (140, 0, 110)]);
 }
 
+/// What is in order is held whatever the budget is while its owner does not take it.
+#[test]
+fn payload_that_covers_others_is_held_beyond_the_budget() {
+    let mut reassembly = Reassembly::default();
+    for start in [0, 10, 20] {
+        assert_eq!(reassembly.offer(at(start), at(start + 10), 0, BufferToken(start), u32::MAX), Offered::Held);
+    }
+    assert_eq!(reassembly.reach(at(0)), at(30));
+    let ahead = |reassembly: &mut Reassembly, start, end, budget| {
+        let offered = reassembly.offer(at(start), at(end), 0, BufferToken(start), budget);
+        reassembly.check(at(30));
+        (offered, runs(reassembly))
+    };
+    assert_eq!(ahead(&mut reassembly, 50, 60, 3), (Offered::OverBudget, vec![]));
+    assert_eq!(ahead(&mut reassembly, 50, 60, 4), (Offered::Held, vec![(50, 60)]));
+    assert_eq!(ahead(&mut reassembly, 40, 70, 3), (Offered::Held, vec![(40, 70)]));
+    assert_eq!(ahead(&mut reassembly, 80, 90, 3), (Offered::OverBudget, vec![(40, 70)]));
+    assert_eq!(discarded(&mut reassembly), [50]);
+}
+
 #[test]
 fn octets_that_arrive_otherwise_are_skipped() {
     let mut reassembly = Reassembly::default();
