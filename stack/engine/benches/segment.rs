@@ -229,7 +229,7 @@ impl Ours {
             self.buffers[token as usize].0[HEADROOM..].copy_from_slice(&self.application);
             connection.push(BufferToken(token), LENGTH as u32);
         }
-        while connection.wants_transmit(self.now)
+        while connection.wants_transmit()
             && let Some(transmit) = &connection.poll_transmit(self.now)
         {
             let Some(slice) = transmit.payload else { continue };

@@ -124,7 +124,7 @@ impl<P: Port> Engine<P> {
     }
 
     /// Ends everything at once after a failure of the device or the engine. All work is flushed, the oldest of it with
-    /// [`crate::api::work::Status::Fatal`], all connections are dropped, and the application gets
+    /// [`crate::api::work::Status::Fatal`], all connections stop, and the application gets
     /// [`AsyncEvent::DeviceFatal`](crate::command::AsyncEvent::DeviceFatal).
     pub fn fail(&mut self, cause: &str) {
         self.core.fail(cause);

@@ -31,7 +31,7 @@ impl<P: Port> Core<P> {
         self.now = now;
         self.counters.turns += 1;
         self.link.port.set_now(now);
-        self.link.transmit.flushed = 0;
+        self.link.transmit.taken += std::mem::take(&mut self.link.transmit.flushed) as u64;
         self.needs_attention = false;
         if self.control.doorbells.take_mailbox() {
             self.run_commands();
@@ -331,11 +331,17 @@ impl<P: Port> Core<P> {
     #[cold]
     fn send_farewells(&mut self) {
         let Core { control, connections, link, now, .. } = self;
-        if !link.transmit.queue.is_empty() && link.is_up {
-            return;
-        }
-        let is_due =
-            |farewell: &mut Farewell| !link.is_up || !farewell.flow.is_some_and(|flow| connections.closes(&flow, *now));
+        let is_due = |farewell: &mut Farewell| {
+            if !link.is_up {
+                return true;
+            }
+            if farewell.flow.is_some_and(|flow| connections.closes(&flow, *now)) {
+                return false;
+            }
+            // Frames of others behind its own are not waited for: there may always be some.
+            let last = *farewell.last_frame.get_or_insert(link.transmit.taken + link.transmit.queue.len() as u64);
+            link.transmit.taken >= last
+        };
         for Farewell { reply, abandoned, .. } in control.farewells.extract_if(.., is_due) {
             let _ = reply.send(abandoned);
         }

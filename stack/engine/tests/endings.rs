@@ -221,6 +221,17 @@ fn a_send_longer_than_its_receive_is_terminated() {
     assert_eq!(done, [(5, Status::LocalLength), (6, Status::Flushed)]);
 }
 
+/// The queue pairs of the first host that went to the error state, and why.
+fn fatal(world: &World) -> Vec<(u32, Status)> {
+    let events = world.hosts[0].events.try_iter();
+    events
+        .filter_map(|event| match event {
+            AsyncEvent::QueuePairFatal { queue_pair, status } => Some((queue_pair, status)),
+            _ => None,
+        })
+        .collect()
+}
+
 #[test]
 fn a_local_mistake_fails_its_own_work_and_flushes_the_rest() {
     let (mut world, mut client, server) = joined();
@@ -234,6 +245,7 @@ fn a_local_mistake_fails_its_own_work_and_flushes_the_rest() {
     assert_eq!(end(&mut world, &server, 5 * SECOND), DisconnectReason::PeerTerminated(code(0, 0, 0)));
     let done: Vec<_> = client.poll_all().iter().map(|completion| (completion.id, completion.status)).collect();
     assert_eq!(done, [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)]);
+    assert_eq!(fatal(&world), [(client.number, Status::LocalProtection)]);
     nothing_left(&mut world);
 }
 
@@ -379,6 +391,8 @@ fn an_overflowing_completion_queue_loses_nothing_and_ends_the_queue_pair() {
     let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
     let AsyncEvent::CompletionQueueOverflow { queue_pair, .. } = told[0] else { panic!("{told:?}") };
     assert_eq!(queue_pair, client.number);
+    let status = Status::CompletionQueueOverflow;
+    assert_eq!(told[1..], [AsyncEvent::QueuePairFatal { queue_pair, status }]);
     let done = completions(&mut world, &mut client, 10, SECOND);
     assert_eq!(done.iter().map(|completion| completion.id).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
     // The other stream has noticed nothing of it (RFC 5040 section 8.1.1): what was under way arrives, and more is

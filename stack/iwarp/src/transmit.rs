@@ -218,6 +218,13 @@ impl Message {
         self.cut
     }
 
+    /// The segment that was cut last is not sent.
+    pub fn take_back(&mut self, cut: &Cut) {
+        debug_assert!(cut.payload_offset + cut.payload_len == self.cut && cut.last == self.finished);
+        self.cut = cut.payload_offset;
+        self.finished = false;
+    }
+
     /// Whether the last segment was cut.
     #[inline]
     pub const fn is_finished(&self) -> bool {

@@ -47,7 +47,7 @@ enum Owner {
 
 // SAFETY: the buffer is the only way to its memory (of `raw`, its caller promised so), which is plain octets.
 unsafe impl Send for RegionBuffer {}
-// SAFETY: a shared reference only allows reading, and nobody else writes while no registration holds the buffer.
+// SAFETY: a shared reference only allows reading by `as_slice`, and nobody else writes meanwhile.
 unsafe impl Sync for RegionBuffer {}
 
 impl RegionBuffer {
@@ -83,6 +83,8 @@ impl RegionBuffer {
     ///   memory that cannot be written may be registered for reading.
     /// - No reference to the octets may be used. Whoever else accesses them does so in ways that tolerate changes by
     ///   others at any moment, as C programs do that share memory with a device.
+    /// - While a slice of [`as_slice`](Self::as_slice) or [`as_mut_slice`](Self::as_mut_slice) is used, nobody else
+    ///   writes, and while one of the latter is, nobody else reads.
     pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
     }
@@ -93,7 +95,8 @@ impl RegionBuffer {
     ///
     /// # Safety
     /// Nobody may make the file shorter as long as the buffer is there, and what others change in it they have to
-    /// change in ways that tolerate a peer's accesses, as with [`raw`](Self::raw).
+    /// change in ways that tolerate a peer's accesses, and not while a slice of the buffer is used, as with
+    /// [`raw`](Self::raw).
     ///
     /// # Errors
     /// What mmap(2) says; the file's system does not offer this (on Linux: it is not mounted with DAX); no octets.
@@ -151,8 +154,9 @@ impl RegionBuffer {
 
     /// The octets.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `start` and `length` describe initialised memory that this buffer owns, and nobody writes to it as
-        // long as it is outside of a registration (inside one, no reference to the buffer is given out).
+        // SAFETY: `start` and `length` describe initialised memory. Nobody writes to it meanwhile: inside a registration
+        // no reference to the buffer is given out; outside only the buffer has the way to it, or else the caller of
+        // `raw` or `persistent` has promised so.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 

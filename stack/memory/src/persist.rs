@@ -61,6 +61,10 @@ mod x86 {
     /// # Safety
     /// `start` must be valid for reads of `length` octets, and the processor must have the way.
     pub(super) unsafe fn write_back(way: Way, start: NonNull<u8>, length: usize) {
+        if length == 0 {
+            // The line at `start` need not be mapped.
+            return;
+        }
         let end = start.as_ptr().wrapping_add(length);
         let mut line = start.as_ptr().wrapping_sub(start.as_ptr().addr() % LINE);
         // Stores before this, streaming ones too, are in a cache or the memory when their line's turn comes.
@@ -102,6 +106,8 @@ mod tests {
         let mut octets: Vec<u8> = (0..1000u32).map(|at| (at * 7) as u8).collect();
         let before = octets.clone();
         for way in ways {
+            // SAFETY: no octets.
+            unsafe { x86::write_back(way, NonNull::dangling(), 0) };
             for (from, length) in [(0, 0), (0, 1), (63, 2), (64, 64), (1, 999), (999, 1)] {
                 let start = NonNull::from(&mut octets[from..from + length]).cast();
                 // SAFETY: inside the vector, and the processor has the way.

@@ -304,8 +304,8 @@ impl RegionTable {
         if start.is_null() || most == 0 {
             return &[];
         }
-        // SAFETY: the slot is a window's, or was while this turn began: its owner frees the pieces, whose number
-        // `length` of the allocation gave, only after the turns under way have ended; `deregister` calls this before
+        // SAFETY: the slot is a window's, or was while this turn began: its owner frees the pieces, of which there are
+        // `most_pieces`, only after the turns under way have ended; `deregister` calls this before
         // they are freed.
         unsafe { std::slice::from_raw_parts(start, most) }
     }

@@ -200,7 +200,7 @@ impl Connection {
     /// Answers a SYN that a listener received: SYN-RECEIVED. [`Connection::poll_transmit`] returns the SYN with ACK
     /// first. Data in the SYN is not accepted; the peer retransmits it.
     pub fn accept(config: &Config, syn: &TcpHeader, isn: SeqNumber, now: Instant) -> Connection {
-        let mut connection = Connection::new(config, Phase::SynReceived { passive: true }, isn, syn.sequence, now);
+        let mut connection = Connection::new(config, Phase::SynReceived, isn, syn.sequence, now);
         connection.learn_peer(syn, now);
         connection
     }
@@ -224,7 +224,7 @@ impl Connection {
         {
             self.timestamps.note(timestamps.value, now);
         }
-        self.ecn.learn(syn.flags, self.phase == Phase::SynReceived { passive: true });
+        self.ecn.learn(syn.flags, self.phase == Phase::SynReceived);
         self.options.scaling &= options.window_scale.is_some();
         // RFC 7323 §2.3: a shift above 14 counts as 14.
         self.options.peer_shift = if self.options.scaling { options.window_scale.unwrap_or(0).min(14) } else { 0 };
@@ -417,7 +417,7 @@ impl Connection {
         match self.phase {
             Phase::SynSent => self.finish(StateEvent::Close, CloseReason::Aborted),
             // RFC 9293 §3.10.4: queued until ESTABLISHED.
-            Phase::SynReceived { .. } => self.sender.fin = Fin::Queued,
+            Phase::SynReceived => self.sender.fin = Fin::Queued,
             Phase::Established => {
                 self.sender.fin = Fin::Queued;
                 self.enter(StateEvent::Close, Phase::FinWait1);
@@ -435,11 +435,9 @@ impl Connection {
     /// window probe is unacknowledged, [`Connection::poll_transmit`] returns a second one.
     pub fn abort(&mut self, now: Instant) -> Option<Transmit> {
         let reset = match self.phase {
-            Phase::SynReceived { .. }
-            | Phase::Established
-            | Phase::FinWait1
-            | Phase::FinWait2 { .. }
-            | Phase::CloseWait => Some(self.last_reset()),
+            Phase::SynReceived | Phase::Established | Phase::FinWait1 | Phase::FinWait2 { .. } | Phase::CloseWait => {
+                Some(self.last_reset())
+            }
             Phase::Closed { .. } => return None,
             _ => None,
         };
@@ -496,7 +494,7 @@ impl Connection {
         if !self.sender.mss.set_path(&self.config, mss) {
             return;
         }
-        self.measure(matches!(self.phase, Phase::SynSent | Phase::SynReceived { .. }));
+        self.measure(matches!(self.phase, Phase::SynSent | Phase::SynReceived));
         // A frame is longer than any segment, and was cut into those that fitted before.
         let shrinks = self.sender.mss.segment < before;
         if shrinks && self.sender.queue.lose_larger_than(self.sender.mss.segment) {

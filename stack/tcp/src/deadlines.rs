@@ -144,7 +144,7 @@ impl Connection {
     fn retransmission_expired(&mut self, now: Instant) -> bool {
         self.timers.retransmit = Instant::NEVER;
         let Some(first) = self.sender.queue.segments().front() else { return false };
-        if self.phase == Phase::SynSent || matches!(self.phase, Phase::SynReceived { .. }) {
+        if self.phase == Phase::SynSent || matches!(self.phase, Phase::SynReceived) {
             if self.sender.rtt.backoff() >= self.config.syn_retries {
                 return true;
             }
@@ -234,7 +234,7 @@ impl Connection {
     /// probe. The congestion window is unchanged.
     pub fn link_lost(&mut self, now: Instant) {
         match self.phase {
-            Phase::Closed { .. } | Phase::TimeWait { .. } | Phase::SynSent | Phase::SynReceived { .. } => {}
+            Phase::Closed { .. } | Phase::TimeWait { .. } | Phase::SynSent | Phase::SynReceived => {}
             _ if !self.sender.queue.segments().is_empty() => {
                 if self.sender.queue.segments()[0].fate == Fate::InFlight {
                     self.sender.queue.set_fate(0, Fate::Lost);

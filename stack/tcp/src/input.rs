@@ -203,7 +203,7 @@ impl Connection {
         self.heard(now);
         if !acknowledges {
             // Simultaneous open: retransmit our SYN, now with an ACK (RFC 9293 §3.5, figure 7).
-            self.enter(StateEvent::ReceiveSyn, Phase::SynReceived { passive: false });
+            self.enter(StateEvent::ReceiveSyn, Phase::SynReceived);
             self.resend_syn();
             return Received::event(payload_len, Events::NONE);
         }
@@ -259,7 +259,7 @@ impl Connection {
         let next = self.receiver.next();
         let start = next.near(header.sequence);
         // The crossing SYN with ACK of a simultaneous open begins before the window; only its ACK matters.
-        let crossing = matches!(self.phase, Phase::SynReceived { .. })
+        let crossing = matches!(self.phase, Phase::SynReceived)
             && flags.contains(TcpFlags::SYN)
             && start == self.receiver.initial();
         // RFC 7323 §5.3, R1: before the sequence number is checked. Resets are exempt (§5.2). A SYN is challenged
@@ -318,7 +318,7 @@ impl Connection {
             return Received::dropped(payload_len, DropReason::NoAck);
         }
         let mut events = Events::NONE;
-        if matches!(self.phase, Phase::SynReceived { .. }) {
+        if matches!(self.phase, Phase::SynReceived) {
             match self.establish(now, header, crossing) {
                 Ok(happened) => events |= happened,
                 Err(reason) => return Received::dropped(payload_len, reason),

@@ -18,7 +18,7 @@ const BLOCKS: usize = 4;
 impl Connection {
     /// Whether [`Connection::poll_transmit`] has something to give. Cheap.
     #[inline(always)]
-    pub fn wants_transmit(&self, _now: Instant) -> bool {
+    pub fn wants_transmit(&self) -> bool {
         let owes = self.receiver.acks.is_owed() | self.pending.any() | self.ecn.owes();
         // Most often everything was sent and nothing is lost.
         let is_idle = self.sender.queue.is_plain() && !self.sender.is_closing() && self.phase == Phase::Established;
@@ -34,7 +34,7 @@ impl Connection {
     /// Whether the queue has a segment that may leave.
     fn wants_segment(&self) -> bool {
         match self.phase {
-            Phase::SynSent | Phase::SynReceived { .. } => {
+            Phase::SynSent | Phase::SynReceived => {
                 self.sender.queue.segments().is_empty() || self.sender.queue.lost() > 0
             }
             phase if phase.sends() => {
@@ -226,7 +226,7 @@ impl Connection {
         match self.phase {
             Phase::Closed { .. } => return None,
             Phase::SynSent => return self.poll_syn(now, TcpFlags::SYN),
-            Phase::SynReceived { .. } => {
+            Phase::SynReceived => {
                 if let Some(syn) = self.poll_syn(now, TcpFlags::SYN | TcpFlags::ACK) {
                     return Some(syn);
                 }
@@ -490,7 +490,7 @@ impl Connection {
         let (transmit, retransmission) = match unsent {
             Some(unsent) => (self.send_fresh(now, unsent, unsent.len.min(self.sender.mss.segment)), false),
             None => {
-                let index = self.sender.queue.last()?;
+                let index = self.sender.cut_off_last_segment()?;
                 (self.send_again(now, index)?, true)
             }
         };

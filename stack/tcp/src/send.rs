@@ -237,6 +237,20 @@ impl Sender {
         if len > segment && self.piece > 0 { self.piece.min(segment) } else { segment }
     }
 
+    /// Index of the segment with the highest sequence number that can be sent as a probe. The last segment of a frame
+    /// becomes an entry of its own.
+    pub(crate) fn cut_off_last_segment(&mut self) -> Option<usize> {
+        let index = self.queue.last()?;
+        let len = self.queue.segments()[index].len;
+        let limit = self.retransmission_limit(len);
+        if len <= limit {
+            return Some(index);
+        }
+        let rest = len % limit;
+        self.queue.cut(index, len - if rest > 0 { rest } else { limit });
+        Some(index + 1)
+    }
+
     /// Whether the octet at `sequence` was sent as a window probe.
     pub(crate) fn was_probed(&self, sequence: Position) -> bool {
         self.queue.segments().back().is_some_and(|segment| segment.start == sequence && segment.retransmitted)

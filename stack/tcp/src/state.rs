@@ -176,10 +176,7 @@ pub enum CloseReason {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     SynSent,
-    /// `passive`: created by a listener, so a reset needs no report (RFC 9293 §3.10.7.4, second check).
-    SynReceived {
-        passive: bool,
-    },
+    SynReceived,
     Established,
     FinWait1,
     /// `until`: when to stop waiting for the peer's FIN.
@@ -202,7 +199,7 @@ impl Phase {
     pub(crate) const fn state(self) -> State {
         match self {
             Phase::SynSent => State::SynSent,
-            Phase::SynReceived { .. } => State::SynReceived,
+            Phase::SynReceived => State::SynReceived,
             Phase::Established => State::Established,
             Phase::FinWait1 => State::FinWait1,
             Phase::FinWait2 { .. } => State::FinWait2,

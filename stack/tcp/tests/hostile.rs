@@ -125,7 +125,7 @@ impl Model {
 
     fn poll(&mut self) {
         for _ in 0..10_000 {
-            let wanted = self.connection.wants_transmit(self.now);
+            let wanted = self.connection.wants_transmit();
             let Some(transmit) = self.connection.poll_transmit(self.now) else { return };
             assert!(
                 wanted || self.connection.state() == State::Closed || transmit.header.flags.contains(TcpFlags::RST)

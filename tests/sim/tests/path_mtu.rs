@@ -139,7 +139,7 @@ fn segments_fit_a_router_on_the_way() {
         let stats = bench.stats(0);
         assert_eq!((stats.path_mtu_changes, stats.path_mtus.len()), (1, 1), "{:?}", stats.path_mtus);
         // Nothing larger had arrived: the first message is believed, and no time-out was needed.
-        assert_eq!((stats.timeouts, stats.path_mtu_doubts), (0, 0));
+        assert_eq!((stats.connections[0].tcp.timeouts, stats.path_mtu_doubts), (0, 0));
         // What is known stays known.
         let too_big = bench.world.network.counters().too_big;
         bench.write(LENGTH, Duration::from_secs(10));

@@ -505,12 +505,18 @@ fn work_that_was_sent_before_a_response_failed_has_succeeded() {
     let mut gone = untagged(Opcode::SendInvalidate, 0, 1, 0, &[]);
     gone[2..6].copy_from_slice(&second.stag().to_be_bytes());
     scene.peer.send(&[read(1, &first), read(2, &second), fpdu(&gone)].concat());
-    let mut said = Vec::new();
+    let (mut said, mut last) = (Vec::new(), Vec::new());
     scene.peer.run_until(&mut scene.world, SECOND, |peer, _| {
-        said.extend(peer.take_fpdu().map(|ulpdu| ulpdu[1] & 15));
+        while let Some(ulpdu) = peer.take_fpdu() {
+            said.push(ulpdu[1] & 15);
+            last = ulpdu;
+        }
         said.len() == 3
     });
     assert_eq!(said, [2, 3, 7], "a Read Response, the Send, a Terminate");
+    let terminate = Terminate::parse(&last[18..]).expect("a Terminate");
+    let request = terminate.read_request.expect("the request at fault");
+    assert_eq!((request.length, request.source_offset), (1000, TaggedOffset(0)), "nothing of it was answered");
     let done: Vec<_> = scene.victim.poll_all().iter().map(|one| (one.id, one.status)).collect();
     assert_eq!(done, [(5, Status::Success), (1, Status::Success)]);
     scene.check(None);

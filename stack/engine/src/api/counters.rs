@@ -24,7 +24,7 @@ pub(crate) struct Counters {
     pub(crate) retransmission_copies: u64,
     /// For connections that are gone; live ones count for themselves.
     pub(crate) sack_segments_walked: u64,
-    pub(crate) timeouts: u64,
+    pub(crate) connections_timed_out: u64,
     pub(crate) pure_acknowledgments: u64,
     pub(crate) frames_to_be_cut: u64,
     pub(crate) resets_sent: u64,

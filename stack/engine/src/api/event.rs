@@ -180,7 +180,8 @@ pub enum AsyncEvent {
     QueuePairFatal {
         /// Which queue pair.
         queue_pair: u32,
-        /// Status of the failed work.
+        /// Status of the work that failed. If none did: [`Status::PeerProtocol`] for a fault of the peer's,
+        /// [`Status::Fatal`] for one of this side's.
         status: Status,
     },
     /// A connection failed after Sends or Writes had completed: the peer did not acknowledge all of them.

@@ -34,14 +34,17 @@ pub(crate) struct Control {
     pub(crate) farewells: Vec<Farewell>,
 }
 
-/// The answer for a queue pair that was taken away. It waits until the process may end: until the device has all
-/// frames, and the connection has closed in order.
+/// The answer for a queue pair that was taken away. It waits until the process may end: until the device has its
+/// connection's frames, and the connection has closed in order.
 #[derive(Debug)]
 pub(crate) struct Farewell {
     pub(crate) reply: Sender<Option<Abandoned>>,
     pub(crate) abandoned: Option<Abandoned>,
     /// Of the connection that was left to TCP, if any.
     pub(crate) flow: Option<FlowKey>,
+    /// Once that has closed: how many frames the device has to have taken, so that the last of the connection's are among
+    /// them.
+    pub(crate) last_frame: Option<u64>,
 }
 
 /// A shutdown under way.

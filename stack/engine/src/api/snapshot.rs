@@ -103,7 +103,7 @@ impl Counters {
             crc_errors: self.crc_errors,
             retransmissions: self.retransmissions,
             retransmission_copies: self.retransmission_copies,
-            timeouts: self.timeouts,
+            connections_timed_out: self.connections_timed_out,
             pure_acknowledgments: self.pure_acknowledgments,
             frames_to_be_cut: self.frames_to_be_cut,
             cookies_sent: self.cookies_sent,

@@ -285,8 +285,8 @@ pub struct EngineStats {
     pub retransmissions: u64,
     /// Retransmissions that needed a copy, because the device still held the buffer.
     pub retransmission_copies: u64,
-    /// Retransmission time-outs.
-    pub timeouts: u64,
+    /// Connections that ended because their peers fell silent: by the user time-out or keep-alive probes.
+    pub connections_timed_out: u64,
     /// Frames of pure acknowledgments.
     pub pure_acknowledgments: u64,
     /// Frames of several segments that the device had to cut.

@@ -281,7 +281,10 @@ impl<B: Buffer> Connections<B> {
             let held = connection.tcp.records();
             if !link.has_share(held) {
                 // Acknowledgments will return what it holds; a connection that holds nothing gets none.
-                break held == 0 && self.is_starved();
+                if held == 0 {
+                    self.note_starved();
+                }
+                break held == 0;
             }
             let Some(mut buffer) = link.alloc() else {
                 self.starved = true;
@@ -385,7 +388,7 @@ impl Connection {
     /// The deadline of a connection has passed. True if this is a stream that its application has dropped, and the peer
     /// has since taken its octets at [`Limits::least_rate`](crate::config::Limits::least_rate). Then the time limit
     /// starts again, so a slow peer gets all of them.
-    pub(crate) fn is_being_taken(&mut self, least_rate: u32) -> bool {
+    pub(crate) fn was_taken_since_last(&mut self, least_rate: u32) -> bool {
         let acknowledged = self.tcp.octets_acknowledged();
         let Some(stream) = &mut self.stream else { return false };
         let taken = acknowledged - std::mem::replace(&mut stream.taken, acknowledged);

@@ -291,7 +291,7 @@ impl Connection {
         config: &EngineConfig,
         now: Instant,
     ) {
-        let is_taken = self.is_being_taken(config.limits.least_rate);
+        let is_taken = self.was_taken_since_last(config.limits.least_rate);
         match &mut self.phase {
             Phase::Stream(limit @ StreamLimit::Abandoned(_)) if is_taken => {
                 *limit = StreamLimit::Abandoned(now + CLOSING_LIMIT);
@@ -375,7 +375,7 @@ impl Connection {
             self.mark_lost(counters);
         }
         if events.intersects(Events::TIMED_OUT) {
-            counters.timeouts += 1;
+            counters.connections_timed_out += 1;
             self.ends_by(DisconnectReason::TimedOut);
             self.mark_lost(counters);
         }

@@ -19,12 +19,10 @@ impl Connection {
 }
 
 impl<B: Buffer> Connections<B> {
-    /// Records that a connection waits for a transmit buffer and holds none that an acknowledgment could free. Returns
-    /// true: it has more to do.
+    /// Records that a connection waits for a transmit buffer and holds none that an acknowledgment could free.
     #[cold]
-    pub(crate) fn is_starved(&mut self) -> bool {
+    pub(crate) fn note_starved(&mut self) {
         self.starved = true;
-        true
     }
 
     /// Makes every connection find out whether its peer is there. Probes show at once what a keep-alive shows later.

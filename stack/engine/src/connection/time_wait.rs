@@ -101,10 +101,7 @@ impl TimeWaits {
         if self.len() == 0 {
             return None;
         }
-        let entries = &self.entries;
-        let index = self.flows.find(self.flows.tag(flow), |index| {
-            entries.get(index as usize).and_then(Option::as_ref).is_some_and(|entry| entry.flow == *flow)
-        })?;
+        let index = self.find(flow)?;
         self.entries.get_mut(index as usize)?.as_mut().map(|entry| &mut entry.state)
     }
 
@@ -113,6 +110,7 @@ impl TimeWaits {
         self.find(flow).is_some()
     }
 
+    #[inline]
     fn find(&self, flow: &FlowKey) -> Option<u32> {
         let entries = &self.entries;
         self.flows.find(self.flows.tag(flow), |index| {

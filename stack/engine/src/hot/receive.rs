@@ -17,7 +17,7 @@ use crate::connection::phase::Phase;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Connections};
 use crate::hot::segment::Predicted;
-use crate::hot::transmit::{arm, complete};
+use crate::hot::transmit::arm;
 use crate::link::port::Buffer;
 use crate::link::template::{Layout, PLAIN, TAGGED};
 use crate::rdma::Rdma;
@@ -198,8 +198,8 @@ fn settle(
     }
     // The segments leave a usual connection so. All that it can want to send is an acknowledgment.
     let wants_transmit =
-        if *was_usual { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit(now) };
-    debug_assert_eq!(wants_transmit, connection.tcp.wants_transmit(now));
+        if *was_usual { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit() };
+    debug_assert_eq!(wants_transmit, connection.tcp.wants_transmit());
     if !connection.quiet || wants_transmit {
         // It is served later in this turn, which also arms its timer.
         return connection.schedule(ready, index);
@@ -443,7 +443,7 @@ fn place_send(
             completion.flags = CompletionFlags::SOLICITED;
         }
         // Own work that this segment may have acknowledged completes first.
-        complete(lanes, acknowledged, queue_pair);
+        queue_pair.retire(lanes, acknowledged);
         queue_pair.complete_receive(lanes, completion);
     }
     Some(())
@@ -469,7 +469,7 @@ fn place_response(
     turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::LOCAL_WRITE).ok()?;
     running.stream.response_received();
     queue_pair.send.read_done();
-    complete(lanes, acknowledged, queue_pair);
+    queue_pair.retire(lanes, acknowledged);
     Some(())
 }
 

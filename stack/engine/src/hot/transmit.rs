@@ -22,7 +22,6 @@ use crate::rdma::Rdma;
 use crate::rdma::choose::{header_len, send_kind};
 use crate::rdma::cutting::build_segment;
 use crate::rdma::fpdu::{Fpdu, SHORT, build_short};
-use crate::rdma::lanes::Lanes;
 use crate::rdma::operations::begin_read;
 use crate::rdma::packing::Open;
 use crate::rdma::queue_pair::QueuePair;
@@ -179,23 +178,15 @@ fn build_response(
     let response = running.stream.next_response()?;
     let source = Source::Response { stag: response.source_stag, offset: response.source_offset };
     let mut outgoing = Outgoing { message: response.message, source, tail: None };
-    let whole = outgoing.message.clone();
-    if !whole.continues(limit)
+    let length = outgoing.message.length();
+    if !outgoing.message.continues(limit)
         && let Ok(octets) = build_segment(turn, &mut outgoing, queue_pair, room, limit, running.crc, &mut None)
         && octets > 0
     {
-        return Some((octets, whole.length()));
+        return Some((octets, length));
     }
-    running.outgoing = Some(Outgoing { message: whole, ..outgoing });
+    running.outgoing = Some(outgoing);
     None
-}
-
-/// Publishes the completions of elements that are done.
-#[inline]
-pub(super) fn complete(lanes: &mut Lanes, acknowledged: u64, queue_pair: &mut QueuePair) {
-    while let Some(completion) = queue_pair.send.retire(queue_pair.number, acknowledged) {
-        queue_pair.complete_send(lanes, completion);
-    }
 }
 
 /// Arms a connection's timer.
@@ -226,6 +217,7 @@ impl Sent {
 /// `headroom`.
 #[inline(always)]
 fn send_at_once(
+    counters: &mut Counters,
     connection: &mut Connection,
     now: Instant,
     offload: bool,
@@ -239,7 +231,9 @@ fn send_at_once(
         Some(template) => template.prepend_usual(headroom, &segment, (!offload).then_some(sum)),
         None => None,
     };
-    debug_assert!(headers.is_some(), "the headroom takes all headers");
+    if headers.is_none() {
+        counters.cannot_be("the headers of a segment do not fit in front of its record");
+    }
     Sent { headers: headers.unwrap_or(0), length: payload.len(), sum }
 }
 
@@ -299,7 +293,7 @@ impl<P: Port> Serving<'_, P> {
         let storage = record.buffer.storage_mut().and_then(|storage| storage.split_at_mut_checked(start));
         let (headroom, room) = storage.unwrap_or_default();
         let payload = room.get(..length).unwrap_or(&[]);
-        let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
+        let sent = send_at_once(self.counters, connection, self.now, self.link.offload_tcp, token, headroom, payload);
         let frame = self.link.frame_of(record, &sent, connection.flow.local);
         self.link.transmit.queue.push_back(frame);
         self.counters.octets_sent += sent.octets();
@@ -416,7 +410,7 @@ impl<P: Port> Serving<'_, P> {
             element = if is_last { None } else { next_usual(queue_pair).filter(|next| fits(next, length)) };
         }
         if is_last && queue_pair.send.begun() > 0 {
-            complete(&mut self.rdma.lanes, connection.tcp.octets_acknowledged(), queue_pair);
+            queue_pair.retire(&mut self.rdma.lanes, connection.tcp.octets_acknowledged());
         }
         if !is_last || queue_pair.overflowed.is_some() {
             let record = self.connections.records.remove(token);
@@ -429,7 +423,7 @@ impl<P: Port> Serving<'_, P> {
         connection.scheduled = false;
         connection.quiet = if WHAT == LONE { queue_pair.send.is_known_idle() } else { queue_pair.send.is_idle() };
         let payload = room.get(..length).unwrap_or(&[]);
-        let sent = send_at_once(connection, self.now, self.link.offload_tcp, token, headroom, payload);
+        let sent = send_at_once(self.counters, connection, self.now, self.link.offload_tcp, token, headroom, payload);
         let frame = self.link.frame_of(record, &sent, connection.flow.local);
         let wheel = &mut self.connections.wheel;
         if !*was_usual {

@@ -92,6 +92,8 @@ pub struct Handoff {
     out: Vec<Option<Producer<Slot>>>,
     /// Rings from the other engines.
     from: Vec<Option<Consumer<Slot>>>,
+    /// The engine whose frame was taken last.
+    served: usize,
     /// What wakes each engine's thread; empty if they never sleep.
     wakes: Vec<Arc<Notifier>>,
     /// The frame under way came from another engine.
@@ -110,6 +112,7 @@ impl Handoff {
             engine: index as u16,
             out: (0..engines).map(|_| None).collect(),
             from: (0..engines).map(|_| None).collect(),
+            served: 0,
             wakes: Vec::new(),
             second_hand: false,
             scratch: Vec::new(),
@@ -206,8 +209,13 @@ impl Handoff {
 
     /// Moves the next frame from another engine into `out`; true if its TCP checksum is known to be right.
     pub(crate) fn receive(&mut self, counters: &mut Counters, out: &mut Vec<u8>) -> Option<bool> {
-        for consumer in self.from.iter_mut().flatten() {
+        // Each engine in its turn: a flood of one must not keep the others waiting.
+        let engines = self.from.len();
+        for step in 1..=engines {
+            let at = (self.served + step) % engines;
+            let Some(consumer) = &mut self.from[at] else { continue };
             let Some(first) = consumer.pop() else { continue };
+            self.served = at;
             let word = u32::from_be_bytes([first[0], first[1], first[2], first[3]]);
             let length = (word & !VERIFIED) as usize;
             out.clear();

@@ -69,8 +69,12 @@ pub(crate) struct Transmit<B> {
     pub(crate) greedy: u32,
     /// Frames that the device has taken in this turn.
     pub(crate) flushed: usize,
+    /// Those that it had taken before.
+    pub(crate) taken: u64,
     /// Transmit buffers that records must leave free.
     pub(crate) reserve: usize,
+    /// Transmit buffers that copies of received segments must leave free. TCP may hold them out of order for long.
+    pub(crate) reserve_for_records: usize,
     /// Transmit buffers that are known to be free; read again when it runs low.
     pub(crate) free_known: usize,
 }

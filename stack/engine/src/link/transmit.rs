@@ -46,10 +46,10 @@ impl<P: Port> Link<P> {
         let mut budget = self.transmit.frames_each;
         loop {
             if budget == 0 || !self.has_room() {
-                return connection.tcp.wants_transmit(now);
+                return connection.tcp.wants_transmit();
             }
             if !self.has_free(1) {
-                let more = connection.tcp.wants_transmit(now);
+                let more = connection.tcp.wants_transmit();
                 connections.starved |= more;
                 return more;
             }
@@ -68,7 +68,7 @@ impl<P: Port> Link<P> {
                 continue;
             }
             // Much cheaper than to ask for a segment that is not there.
-            if !connection.tcp.wants_transmit(now) {
+            if !connection.tcp.wants_transmit() {
                 return false;
             }
             // Looked at where it was written: moved, it would be copied first.

@@ -125,8 +125,11 @@ impl Net {
             return counters.count_drop(DropReason::NotForUs);
         }
         // The link may reflect our own announcement.
-        if packet.sender_mac == link.own_mac || !packet.sender_mac.is_unicast() {
+        if packet.sender_mac == link.own_mac {
             return;
+        }
+        if !packet.sender_mac.is_unicast() {
+            return counters.count_drop(DropReason::BadDiscovery);
         }
         let sender = packet.sender_address.into();
         let for_us = self.addresses.is_own(packet.target_address.into());

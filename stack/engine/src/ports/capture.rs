@@ -17,6 +17,8 @@ pub(super) struct Capture {
     origin: Duration,
     /// Frames at the head of the transmit queue that were written already but not taken by the device yet.
     pub(super) written_ahead: usize,
+    /// Writing has failed. What was written before can be read.
+    has_failed: bool,
 }
 
 impl std::fmt::Debug for Capture {
@@ -43,11 +45,14 @@ impl Capture {
             .map_err(|error| error.to_string())?;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let origin = wall.saturating_sub(Duration::from_nanos(now.as_nanos()));
-        Ok(Capture { writer, origin, written_ahead: 0 })
+        Ok(Capture { writer, origin, written_ahead: 0, has_failed: false })
     }
 
     /// Writes a frame of these parts.
     pub(super) fn write<'a>(&mut self, mut parts: impl Iterator<Item = &'a [u8]>, now: Instant) {
+        if self.has_failed {
+            return;
+        }
         let (first, others) = (parts.next().unwrap_or_default(), parts.collect::<Vec<_>>());
         let whole = if others.is_empty() {
             Cow::Borrowed(first)
@@ -55,7 +60,24 @@ impl Capture {
             Cow::Owned([&[first], &others[..]].concat().concat())
         };
         let packet = PcapPacket::new(self.origin + Duration::from_nanos(now.as_nanos()), whole.len() as u32, &whole);
-        // A full disk ends the capture silently: the packet path cannot report it.
-        let _ = self.writer.write_packet(&packet);
+        if let Err(error) = self.writer.write_packet(&packet) {
+            self.has_failed = true;
+            tracing::warn!(%error, "the capture ends here");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_ends_the_capture() {
+        let mut capture = Capture::open(Path::new("/dev/full"), Instant::ZERO).expect("it can be opened");
+        let frame = [0; 1500];
+        for written in 0..2000 {
+            capture.write(std::iter::once(&frame[..]), Instant::ZERO);
+            assert_eq!(capture.has_failed, written >= (1 << 20) / 1516, "after {written}");
+        }
     }
 }

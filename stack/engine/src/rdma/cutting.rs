@@ -144,7 +144,11 @@ pub(crate) fn build_segment(
         return Ok(fpdu.end());
     }
     *source = None;
-    copy_payload(turn, queue_pair, outgoing.source, &cut, &mut fpdu)?;
+    if let Err(refused) = copy_payload(turn, queue_pair, outgoing.source, &cut, &mut fpdu) {
+        // The peer is told how much of a response was sent.
+        outgoing.message.take_back(&cut);
+        return Err(refused);
+    }
     Ok(fpdu.end())
 }
 

@@ -13,6 +13,7 @@ use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::receive::{Failure, read_fault};
 use crate::rdma::running::{Ending, Limit, Outgoing, Source};
 use uwarp_iwarp::Message;
+use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 use uwarp_tcp::Instant;
 
@@ -121,8 +122,7 @@ impl Rdma {
             let was_flushed = queue_pair.stage == Stage::Error;
             self.flush_with(counters, queue_pair, send, failure.receive);
             if !was_flushed {
-                let status = failure.receive.or(failure.send).unwrap_or(Status::PeerProtocol);
-                self.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
+                self.announce_fatal(queue_pair, connection, failure);
             }
         }
         connection.quiet = false;
@@ -137,6 +137,17 @@ impl Rdma {
             // Otherwise an earlier fault's Terminate is still to be sent, and FIN follows it.
             connection.close_tcp(now);
         }
+    }
+
+    /// Reports that a queue pair went to the error state: with the status of the work that failed, or else why the
+    /// stream ended.
+    fn announce_fatal(&self, queue_pair: &QueuePair, connection: &Connection, failure: Failure) {
+        let status = failure.receive.or(failure.send).unwrap_or(match (connection.end, failure.fault.local_status()) {
+            (Some(DisconnectReason::LocalError(status)), _) => status,
+            (_, LocalStatus::Fatal) => Status::Fatal,
+            _ => Status::PeerProtocol,
+        });
+        self.events.send(AsyncEvent::QueuePairFatal { queue_pair: queue_pair.number, status });
     }
 
     /// What comes next cannot be carried out.
@@ -180,9 +191,13 @@ impl Rdma {
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         connection.ends_by(DisconnectReason::LocalError(status));
-        let at = queue_pair.send.begun();
-        self.flush_with(counters, queue_pair, Some((at, status)), None);
         let failure = Failure { fault, receive: None, send: None };
+        let at = queue_pair.send.begun();
+        let was_flushed = queue_pair.stage == Stage::Error;
+        self.flush_with(counters, queue_pair, Some((at, status)), None);
+        if !was_flushed {
+            self.announce_fatal(queue_pair, connection, failure);
+        }
         self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
     }
 

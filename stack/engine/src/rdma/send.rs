@@ -165,7 +165,11 @@ impl<P: Port> Sending<'_, P> {
             return nothing(self.counters);
         };
         let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, running.crc);
-        copy_payload(self.turn, self.queue_pair, outgoing.source, &cut, &mut fpdu)?;
+        if let Err(refused) = copy_payload(self.turn, self.queue_pair, outgoing.source, &cut, &mut fpdu) {
+            // The peer is told how much of a response was sent.
+            outgoing.message.take_back(&cut);
+            return Err(refused);
+        }
         let mut length = fpdu.end();
         if cut.last
             && let Some(tail) = outgoing.tail
@@ -223,7 +227,7 @@ fn finish_message(counters: &mut Counters, running: &mut Running, queue_pair: &m
 }
 
 impl<B: Buffer> Connections<B> {
-    /// Hands the start-up frame to TCP. False: no buffer, or TCP does not take it yet.
+    /// Hands the start-up frame to TCP once that is open. False: it is open, and there is no buffer.
     #[cold]
     pub(crate) fn push_startup_frame<P: Port<Buffer = B>>(
         &mut self,

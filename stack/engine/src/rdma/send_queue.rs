@@ -187,7 +187,7 @@ impl SendQueue {
         self.current = Some(CurrentSend { element, entry: 0, before: 0 });
     }
 
-    /// Element `index` of the current element's entries.
+    /// Entry `index` of an element, which is being cut or comes next.
     #[inline]
     pub(crate) fn entry(&self, element: &SendElement, index: usize) -> Option<Sge> {
         entry_of(&self.ring, self.begun, element, index)

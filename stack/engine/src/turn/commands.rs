@@ -51,7 +51,7 @@ impl<P: Port> Core<P> {
                 let (abandoned, flow) = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
                 // What the answer would hold counts in the domain, where others may need to be alone.
                 let abandoned = abandoned.filter(|_| flow.is_none());
-                control.farewells.push(Farewell { reply, abandoned, flow });
+                control.farewells.push(Farewell { reply, abandoned, flow, last_frame: None });
             }
             Command::Connect(parameters) => self.connect(*parameters),
             Command::Accept(parameters) => connections.accept(rdma, &config.iwarp, now, *parameters),

@@ -17,7 +17,7 @@ impl<P: Port> Core<P> {
     #[inline]
     pub(crate) fn transmit(&mut self, index: u32, connection: &mut Connection) -> bool {
         let Core { net, link, connections, counters, config, now, .. } = self;
-        connection.tcp.wants_transmit(*now)
+        connection.tcp.wants_transmit()
             && net.resolve(link, connections, counters, *now, index, connection)
             && link.transmit(connections, counters, config.hot, *now, connection)
     }

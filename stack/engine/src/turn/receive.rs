@@ -202,7 +202,7 @@ impl<P: Port> Core<P> {
         if usual && !connection.gone && !connection.quiet {
             connection.look_for_quiet(&mut self.rdma.queue_pairs);
         }
-        if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit(self.now) {
+        if connection.gone || usual && connection.quiet && !connection.tcp.wants_transmit() {
             return self.put_back(connection);
         }
         // It is served later in this turn, which also arms its timer.

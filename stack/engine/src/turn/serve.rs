@@ -175,7 +175,10 @@ impl<P: Port> Core<P> {
                 false
             }
             Pulled::More => true,
-            Pulled::Starved => self.connections.is_starved(),
+            Pulled::Starved => {
+                self.connections.note_starved();
+                true
+            }
             Pulled::Held => false,
         }
     }

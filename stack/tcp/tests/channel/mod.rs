@@ -259,7 +259,7 @@ impl Pair {
         }
         loop {
             let end = &mut self.ends[index];
-            let wanted = end.connection.wants_transmit(now);
+            let wanted = end.connection.wants_transmit();
             let Some(transmit) = end.connection.poll_transmit(now) else { break };
             assert!(wanted, "did not want to send {transmit:?}");
             end.connection.check();

@@ -491,7 +491,7 @@ impl Player {
             return Ok(Some(self.waiting.remove(0)));
         }
         let Some(connection) = self.connection.as_mut() else { return Ok(None) };
-        let wants = connection.wants_transmit(self.now);
+        let wants = connection.wants_transmit();
         let transmit = connection.poll_transmit(self.now);
         connection.check();
         if let Some(transmit) = transmit.filter(|_| !wants) {

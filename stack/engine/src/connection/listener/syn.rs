@@ -313,16 +313,21 @@ impl Opening {
             return;
         }
         self.half_open = self.half_open.saturating_sub(1);
-        if let Some(listener) = self.listeners.values_mut().find(|candidate| candidate.id == listener) {
+        if let Some(listener) = self.listener_of(connection, listener) {
             listener.half_open = listener.half_open.saturating_sub(1);
         }
+    }
+
+    /// The listener of a passive connection, if it is still there.
+    fn listener_of(&mut self, connection: &Connection, id: ListenerId) -> Option<&mut Listener> {
+        self.listeners.get_mut(&connection.flow.local_port).filter(|listener| listener.id == id)
     }
 
     /// A passive connection leaves the backlog: it was answered, or it ended.
     pub(crate) fn leave_listener(&mut self, connection: &mut Connection) {
         let Some(listener) = connection.phase.listener() else { return };
         self.handshake_done(connection, listener);
-        if let Some(listener) = self.listeners.values_mut().find(|candidate| candidate.id == listener) {
+        if let Some(listener) = self.listener_of(connection, listener) {
             listener.pending = listener.pending.saturating_sub(1);
             listener.silent.leave(connection.flow.remote);
         }

@@ -120,6 +120,24 @@ fn frames_of_any_length_pass_the_rings_whole_and_in_order() {
 }
 
 #[test]
+fn a_flood_from_one_engine_does_not_keep_the_others_waiting() {
+    let mut parts = Handoff::between(4, 16, 16, [1, 1]);
+    let mut last = parts.pop().expect("four");
+    let mut counters = Counters::default();
+    for (sender, frames) in [(0, 8), (1, 2), (2, 1)] {
+        for _ in 0..frames {
+            parts[sender].send(&mut counters, 3, 60, true, std::iter::once(&[sender as u8; 60][..]));
+        }
+    }
+    let mut out = Vec::new();
+    let mut senders = Vec::new();
+    while last.receive(&mut counters, &mut out).is_some() {
+        senders.push(out[0]);
+    }
+    assert_eq!(senders, [1, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
 #[cfg_attr(debug_assertions, should_panic(expected = "not as long as the frame"))]
 fn a_frame_that_is_not_as_long_as_it_says_is_not_handed_over() {
     let mut parts = Handoff::between(2, 16, 16, [1, 1]);

@@ -90,11 +90,12 @@ impl Net {
     fn lower_path_mtu(&mut self, counters: &mut Counters, now: Instant, connection: &mut Connection, mtu: u16) {
         let destination = connection.flow.remote;
         counters.path_mtu_changes += 1;
-        if self.paths.known.len() >= MOST_PATHS {
-            let oldest = self.paths.known.iter().min_by_key(|(_, known)| known.until).map(|(address, _)| *address);
-            if let Some(oldest) = oldest {
-                self.paths.known.remove(&oldest);
-            }
+        let is_full = self.paths.known.len() >= MOST_PATHS && !self.paths.known.contains_key(&destination);
+        let oldest = || self.paths.known.iter().min_by_key(|(_, known)| known.until).map(|(address, _)| *address);
+        // Its connections may send larger packets again.
+        let forgotten = if is_full { oldest() } else { None };
+        if let Some(oldest) = forgotten {
+            self.paths.known.remove(&oldest);
         }
         self.paths.known.insert(destination, Known { mtu, until: now + BELIEVED });
         self.paths.fit(connection);
@@ -102,6 +103,7 @@ impl Net {
             self.paths.fit_at = now + FIT_AFTER;
         }
         self.paths.unfitted.insert(destination);
+        self.paths.unfitted.extend(forgotten);
         let at = self.paths.fit_at;
         self.chores_at = Some(self.chores_at.map_or(at, |known| known.min(at)));
     }
