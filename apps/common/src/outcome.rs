@@ -121,8 +121,12 @@ fn start_logging() {
     // A second call in one process (tests) keeps the first subscriber.
     let has_colors =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let subscriber =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(has_colors);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(has_colors)
+        // What cannot be written is lost. It would be said by eprintln, which panics for the same reason.
+        .log_internal_errors(false);
     let _ = subscriber.try_init();
 }
 
@@ -157,6 +161,28 @@ mod tests {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains(" WARN uwarp_app::outcome::tests: a line"), "{said}");
         assert!(!said.contains('\x1b'), "{said}");
+    }
+
+    /// Runs in a process of its own, whose standard error is a pipe without a reader.
+    #[test]
+    fn what_cannot_be_logged_ends_nothing() {
+        const CHILD: &str = "UWARP_LOGS_IN_VAIN_IN_THIS_TEST";
+        if std::env::var_os(CHILD).is_some() {
+            start_logging();
+            tracing::warn!("a line");
+            return;
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "outcome::tests::what_cannot_be_logged_ends_nothing", "--nocapture"])
+            .env(CHILD, "1")
+            .env_remove("UWARP_LOG")
+            .stderr(writer)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]

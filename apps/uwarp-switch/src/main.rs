@@ -3,7 +3,6 @@
 
 use clap::{Args, Parser, Subcommand};
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -127,9 +126,8 @@ fn serve(socket: Option<PathBuf>, arguments: ServeArguments) -> anyhow::Result<(
     };
     daemon::serve(options, |offer| {
         let addresses: Vec<String> = offer.addresses.iter().map(ToString::to_string).collect();
-        println!("{}: {}, MTU {}", path.display(), addresses.join(", "), offer.mtu);
-        // Whoever started the switch waits for the line, which may go to a pipe.
-        let _ = std::io::stdout().flush();
+        // Whoever started the switch waits for the line, and may be gone.
+        output::print(format_args!("{}: {}, MTU {}", path.display(), addresses.join(", "), offer.mtu));
     })
 }
 

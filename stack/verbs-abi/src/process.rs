@@ -112,6 +112,8 @@ fn log() {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
             .with_writer(std::io::stderr)
+            // What cannot be written is lost: to say so would panic.
+            .log_internal_errors(false)
             .try_init();
     }
 }

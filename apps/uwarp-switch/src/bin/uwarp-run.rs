@@ -4,7 +4,9 @@
 use anyhow::{Context as _, anyhow};
 use clap::Parser;
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::fs::{DirBuilder, File};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -25,8 +27,8 @@ Examples:
     uwarp-run rping -c -a 127.0.0.1 -v -C 3";
 
 /// Runs a program that uses libibverbs or librdmacm on uwarp, without RDMA hardware and without root. Starts a switch
-/// if there is none; UWARP_SWITCH names another one's socket, and with UWARP_CONFIG the program has a device of its
-/// own.
+/// if there is none, whose messages go to a file beside its socket, SOCKET.log; UWARP_SWITCH names another one's
+/// socket, and with UWARP_CONFIG the program has a device of its own.
 #[derive(Parser)]
 #[command(name = "uwarp-run", version, after_help = EXAMPLES, max_term_width = 110)]
 struct Arguments {
@@ -91,7 +93,8 @@ fn switch(own: &Path) -> anyhow::Result<PathBuf> {
     let named = std::env::var_os(SWITCH_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     let socket = match named {
         Some(path) if is_served(&path) => return Ok(path),
-        Some(path) => path,
+        // The switch is started in another directory.
+        Some(path) => std::path::absolute(path).context("the socket of the switch")?,
         None => match find() {
             Some(path) => return Ok(path),
             None => own_socket().ok_or_else(|| {
@@ -103,8 +106,29 @@ fn switch(own: &Path) -> anyhow::Result<PathBuf> {
     Ok(socket)
 }
 
+/// Opens the file of a switch's messages, beside its socket.
+fn open_log(socket: &Path) -> anyhow::Result<File> {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".log");
+    let path = PathBuf::from(path);
+    if let Some(directory) = path.parent() {
+        // As the switch itself makes it.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.with_context(|| format!("the directory {} cannot be made", directory.display()))?;
+    }
+    let mut options = File::options();
+    options.read(true).append(true).create(true).mode(0o600);
+    // In a directory of everybody's, somebody else may have put a link there.
+    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    options.open(&path).with_context(|| format!("the switch's log {} cannot be opened", path.display()))
+}
+
 /// Starts a switch, and waits until it serves.
 fn start(own: &Path, socket: &Path) -> anyhow::Result<()> {
+    let mut log = open_log(socket)?;
+    let earlier = log.metadata()?.len();
+    // Not a pipe, which would be broken as soon as this process becomes the program.
+    let errors = log.try_clone().context("the switch's log cannot be opened twice")?;
     let program = own.join("uwarp-switch");
     let mut child = Command::new(&program)
         .args(["serve", "--exit-when-unused", UNUSED, "--socket"])
@@ -112,11 +136,12 @@ fn start(own: &Path, socket: &Path) -> anyhow::Result<()> {
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stderr(errors)
         // An interrupt of the program's terminal is not for the switch, which others may use.
         .process_group(0)
         .spawn()
         .with_context(|| format!("the switch {} cannot be started", program.display()))?;
+    // The switch prints this line and no more.
     let mut line = String::new();
     if let Some(output) = child.stdout.take() {
         BufReader::new(output).read_line(&mut line)?;
@@ -126,8 +151,7 @@ fn start(own: &Path, socket: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut reason = String::new();
-    if let Some(mut errors) = child.stderr.take() {
-        errors.read_to_string(&mut reason)?;
-    }
+    log.seek(SeekFrom::Start(earlier))?;
+    log.read_to_string(&mut reason)?;
     Err(anyhow!("the switch could not be started: {}", reason.trim()))
 }

@@ -9,6 +9,7 @@ mod uplink;
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 
 use rig::{LENGTH, REGION, Role, Switch, Task, config, connect_to, is_peer, server, status, wait_for};
@@ -413,4 +414,39 @@ fn a_program_is_run_with_the_libraries_and_a_switch() {
     assert_eq!(code, Some(1), "{error}");
     assert!(error.contains("/no/such/program cannot be run"), "{error}");
     wait_for("the end of the second switch", || !socket.exists());
+}
+
+#[test]
+fn a_switch_that_was_started_for_a_program_outlives_its_own_messages() {
+    let directory = tempfile::tempdir().unwrap();
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::write(directory.path().join(library), "").unwrap();
+    }
+    let run = |socket: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-run"));
+        command.env_remove("UWARP_CONFIG").env("UWARP_SWITCH", socket).env("UWARP_LOG", "info");
+        command.arg("--library-dir").arg(directory.path()).arg("true").output().unwrap()
+    };
+    let socket = directory.path().join("new/s");
+    let output = run(&socket);
+    assert!(output.status.success(), "{output:?}");
+    let pid = status(&socket).pid;
+    // Nobody reads what it says, and it says something of both.
+    drop(Context::open(config(&socket)).unwrap());
+    wait_for("the end of the place", || status(&socket).clients.is_empty());
+    assert_eq!(status(&socket).pid, pid);
+    let log = || std::fs::read_to_string(directory.path().join("new/s.log")).unwrap();
+    let said = log();
+    assert!(said.contains("INFO"), "{said:?}");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), rustix::process::Signal::TERM)
+        .unwrap();
+    wait_for("the end of the switch", || !socket.exists());
+
+    // What the log has of earlier switches is not the reason why another one does not start.
+    std::fs::write(&socket, "no socket").unwrap();
+    let output = run(&socket);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(error.contains("exists and is not a socket"), "{error}");
+    assert!(log().starts_with(&said));
 }
