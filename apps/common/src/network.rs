@@ -333,11 +333,7 @@ impl NetworkFlags {
     /// One sentence for the first mistake ([`crate::Usage`]).
     pub fn resolve(&self, role: Role, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
         let mut config = match &self.config {
-            _ if self.device == Some(DeviceKind::Switch) => {
-                let mut config = self.on_switch()?;
-                config.engine.mode = engine;
-                config
-            }
+            _ if self.device == Some(DeviceKind::Switch) => self.on_switch(engine)?,
             Some(file) => {
                 let mut config = read(file, engine)?;
                 if self.device.is_some() {
@@ -430,11 +426,15 @@ impl NetworkFlags {
     }
 
     /// The configuration on the switch that the flags name, or else on the first that is found.
-    fn on_switch(&self) -> anyhow::Result<uwarp::Config> {
+    fn on_switch(&self, engine: EngineMode) -> anyhow::Result<uwarp::Config> {
         self.check_meaning(Some(&DeviceKind::Switch), "switch")?;
         let mut config = match &self.config {
-            Some(file) => read(file, EngineMode::Threaded)?,
-            None => uwarp::Config::on_switch(PathBuf::new()),
+            Some(file) => read(file, engine)?,
+            None => {
+                let mut config = uwarp::Config::on_switch(PathBuf::new());
+                config.engine.mode = engine;
+                config
+            }
         };
         let named = self.socket.clone().or_else(|| config.switch.clone().filter(|path| !path.as_os_str().is_empty()));
         let found = named.or_else(|| std::env::var_os(uwarp::switch::SWITCH_VARIABLE).map(PathBuf::from));
@@ -555,7 +555,7 @@ impl NetworkFlags {
 
     fn merge_faults(&self, config: &mut uwarp::Config) {
         let shares = [self.loss, self.duplicate, self.reorder, self.corrupt, self.recut];
-        if shares.iter().all(Option::is_none) && self.fault_seed.is_none() {
+        if shares.iter().all(Option::is_none) && self.fault_seed.is_none() && !self.recut_received_only {
             return;
         }
         let faults = config.faults.get_or_insert_with(FaultOptions::default);

@@ -189,6 +189,34 @@ fn a_file_that_does_not_say_who_turns_the_engine_leaves_it_to_the_tool() {
 }
 
 #[test]
+fn on_a_switch_the_file_says_who_turns_the_engine_too() {
+    for (text, expected) in [
+        ("", EngineMode::Inline),
+        ("[engine]\nmode = \"threaded\"\n", EngineMode::Threaded),
+        ("[engine]\ncount = 2\n", EngineMode::Threaded),
+    ] {
+        for arguments in [&["--device", "switch"][..], &[]] {
+            let text = format!("switch = \"/a/switch\"\n{text}");
+            let config = with_file(&text, arguments, Role::Client, EngineMode::Inline).unwrap();
+            assert_eq!((config.engine.mode, config.device), (expected, None), "{text} {arguments:?}");
+            assert_eq!(config.switch, Some("/a/switch".into()));
+        }
+    }
+    let flags = flags(&["--device", "switch", "--socket", "/a/switch"]);
+    assert_eq!(flags.resolve(Role::Client, EngineMode::Inline).unwrap().engine.mode, EngineMode::Inline);
+}
+
+#[test]
+fn what_is_cut_on_purpose_may_be_in_the_file_and_its_direction_on_the_command_line() {
+    let text = format!("{MEMIF}[faults]\nrecut = \"30%\"\n");
+    for (arguments, expected) in [(&["--recut-received-only"][..], true), (&[], false)] {
+        let config = with_file(&text, arguments, Role::Client, EngineMode::Inline).unwrap();
+        let faults = config.faults.unwrap();
+        assert_eq!((faults.recut, faults.recut_received_only), (30.0, expected));
+    }
+}
+
+#[test]
 fn mistakes_are_usage_errors_with_a_sentence() {
     for arguments in [
         &["--mtu", "100"][..],
