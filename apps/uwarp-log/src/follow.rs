@@ -1,6 +1,6 @@
 //! Prints the records of a target in a separate thread, so that a reader that does not read delays only itself.
 
-use crate::serve::walk_file;
+use crate::file::walk_file;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write as _;

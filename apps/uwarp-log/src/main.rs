@@ -3,6 +3,7 @@
 
 mod append;
 mod bench;
+mod file;
 mod follow;
 mod link;
 mod newcomers;
@@ -258,7 +259,7 @@ fn read(arguments: &ReadArguments) -> anyhow::Result<()> {
     let file = File::open(&arguments.file).with_context(name)?;
     let quiet = arguments.summary || arguments.json.is_some();
     let mut records = Vec::new();
-    let (identity, walk) = serve::walk_file(&file, None, |&Record { kind, payload, tail }| {
+    let (identity, walk) = file::walk_file(&file, None, |&Record { kind, payload, tail }| {
         if kind == Kind::Payload && !quiet {
             output::print(String::from_utf8_lossy(payload));
         } else if kind == Kind::Payload && arguments.json.is_some() && !arguments.summary {

@@ -2,7 +2,7 @@
 
 use crate::append::Outcome;
 use crate::secret::challenge;
-use crate::{PairArguments, serve};
+use crate::{PairArguments, file};
 use anyhow::{Context as _, bail};
 use std::fs::File;
 use std::io::Write as _;
@@ -121,7 +121,7 @@ fn check(path: &Path, last: u64, count: u64, size: usize) -> anyhow::Result<()> 
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let first = last + 1 - count;
     let mut found = 0;
-    let (_, walk) = serve::walk_file(&file, None, |record| {
+    let (_, walk) = file::walk_file(&file, None, |record| {
         let sequence = record.tail.sequence;
         if record.kind == Kind::Payload && sequence >= first {
             if record.payload != payload(sequence - first, size) {

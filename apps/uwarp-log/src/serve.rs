@@ -1,26 +1,21 @@
 //! A target: lends its file's memory to the log's writer. It decides who that is, and otherwise sleeps.
 
+use crate::file::{LogFile, walk_file};
 use crate::follow::Printer;
 use crate::newcomers::Newcomers;
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 use uwarp::config::EngineMode;
-use uwarp::{
-    Access, Config, Context, ListenOptions, Listener, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain,
-    RegionScope,
-};
+use uwarp::{Config, Context, ListenOptions, Listener, MemoryRegion, ProtectionDomain};
 use uwarp_app::channel::{Channel, Event};
 use uwarp_app::{Allow, ConfineFlags, Confinement, signals, units, usage};
 use uwarp_log::auth::Secret;
-use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS, PAGE};
+use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS};
 use uwarp_log::message::{ToClient, ToTarget, Window};
-use uwarp_log::record::{Record, Tail};
-use uwarp_log::target::{self, Verdict, Walk};
+use uwarp_log::target::{self, Verdict};
 
 /// How long it may take to end a connection.
 const END: Duration = Duration::from_secs(5);
@@ -49,92 +44,6 @@ pub struct Service<'a> {
     pub secret: &'a Secret,
     /// How this process is confined to the files that it needs.
     pub confine: &'a ConfineFlags,
-}
-
-/// A file of a log, which no other target has open.
-pub struct LogFile {
-    file: File,
-    /// Its first page.
-    pub identity: Identity,
-}
-
-impl LogFile {
-    /// Opens a file, or creates one.
-    ///
-    /// # Errors
-    /// It is not a log's file, or cannot be opened or created.
-    pub fn open(path: &Path, size: u64, segment: u32) -> anyhow::Result<LogFile> {
-        let name = || path.display().to_string();
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).with_context(name)?;
-        if file.try_lock().is_err() {
-            bail!("{} is another target's: one process at a time", path.display());
-        }
-        if file.metadata().with_context(name)?.len() == 0 {
-            let geometry = Geometry::new(size, segment).map_err(usage)?;
-            let identity = Identity::new(geometry);
-            let made = file
-                .set_len(geometry.file())
-                .and_then(|()| file.write_all_at(&target::first_page(identity), 0))
-                .and_then(|()| file.sync_all());
-            if made.is_err() {
-                // A partial file would block the next attempt. If this fails too, the first error is the one to report.
-                let _ = file.set_len(0);
-            }
-            made.with_context(|| format!("{} cannot be made", path.display()))?;
-        }
-        let identity = read_identity(&file).with_context(name)?;
-        Ok(LogFile { file, identity })
-    }
-
-    fn keep(&mut self, identity: Identity) -> anyhow::Result<()> {
-        self.file.write_all_at(&identity.to_octets(), 0).context("the file cannot be written")?;
-        self.file.sync_data().context("the file cannot be synced")?;
-        self.identity = identity;
-        Ok(())
-    }
-
-    fn register(&self, domain: &ProtectionDomain, follow: bool) -> anyhow::Result<MemoryRegion> {
-        let length = self.identity.geometry.region() as usize;
-        let range = MemoryRange::File { file: &self.file, offset: PAGE, length };
-        // A notification of a record waits until the record is durable.
-        let memory_type = MemoryType::CommitRequired { transparent: follow };
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        Ok(domain.register_ranges(&[range], memory_type, access, RegionScope::Domain)?)
-    }
-}
-
-/// Reads the first page of a log's file.
-///
-/// # Errors
-/// It is not one.
-pub fn read_identity(file: &File) -> anyhow::Result<Identity> {
-    let mut octets = [0; 64];
-    file.read_exact_at(&mut octets, 0).context("this is not a log's file: it is too short")?;
-    Ok(Identity::from_octets(&octets)?)
-}
-
-/// Walks through the records in a file: all of them, or those behind a given one.
-///
-/// # Errors
-/// The file is not a log's, or cannot be read; and those of `each`.
-pub fn walk_file(
-    file: &File,
-    from: Option<Tail>,
-    mut each: impl FnMut(&Record<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<(Identity, Walk)> {
-    struct Error(anyhow::Error);
-    impl From<String> for Error {
-        fn from(text: String) -> Self {
-            Error(anyhow::Error::msg(text))
-        }
-    }
-    let identity = read_identity(file)?;
-    let read = |offset: u64, out: &mut [u8]| {
-        file.read_exact_at(out, PAGE + offset)
-            .map_err(|error| Error(anyhow::Error::new(error).context("the file cannot be read")))
-    };
-    let walk = target::walk(&identity.geometry, from, read, |_, record| each(record).map_err(Error));
-    walk.map(|walk| (identity, walk)).map_err(|Error(error)| error)
 }
 
 struct Target<'a> {
