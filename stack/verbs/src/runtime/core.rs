@@ -9,7 +9,7 @@ use crate::runtime::lingering::LingeringList;
 use crate::runtime::lock::lock;
 use crate::runtime::numbers::Objects;
 use crate::runtime::ports::Launch;
-use crate::runtime::switch::{Link, ReservedPort};
+use crate::runtime::switch::{Link, ReservedPort, Watcher};
 use crate::runtime::waiters::Waiters;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
 use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError, at, bounded, never, select};
@@ -129,13 +129,17 @@ impl Core {
         self.check_alive()
     }
 
-    /// The context has a place in its switch, and ends with it.
-    pub(crate) fn joined(&self, link: Arc<Link>) -> Result<(), Error> {
+    /// What ends the engines with the context's switch.
+    pub(crate) fn watcher(&self) -> Result<Watcher, Error> {
         let thread = !self.is_inline();
         let enders: Vec<_> = self.engines.iter().map(|engine| engine.ender(thread)).collect();
-        link.watch(move |cause| enders.into_iter().for_each(|end| end(cause)))?;
+        Watcher::start(move |cause| enders.into_iter().for_each(|end| end(cause)))
+    }
+
+    /// The context has a place in its switch, and ends with it.
+    pub(crate) fn joined(&self, link: Arc<Link>, watcher: Watcher) {
+        watcher.watch(Arc::clone(&link));
         let _ = self.switch.set(link);
-        Ok(())
     }
 
     /// Reserves a TCP port to listen on, where a switch shares them out; it may choose one in place of 0.

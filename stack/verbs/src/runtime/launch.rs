@@ -20,7 +20,8 @@ use uwarp_engine::command::{AsyncEvent, EventSink};
 use uwarp_engine::handoff::Handoff;
 use uwarp_ring::Notifier;
 
-/// Opens the device and starts the engines, unless that was done. After an error the context is as it was before.
+/// Opens the device and starts the engines and the capture, unless that was done. After an error the context is as it
+/// was before, or the capture alone is left to do.
 pub(crate) fn start(core: &Core) -> Result<(), Error> {
     let mut launch = lock(&core.launch);
     core.check_open()?;
@@ -28,13 +29,15 @@ pub(crate) fn start(core: &Core) -> Result<(), Error> {
     if let Some(source) = ports {
         let mut config = core.config.clone();
         let link = switch::join(&mut config, &core.ports)?;
+        // Once the engines run, nothing may fail.
+        let watcher = link.as_ref().map(|_| core.watcher()).transpose()?;
         let (port, seeds) = source.open(&config)?;
         run_engines(core, &config, link.as_deref(), events, port.as_ref(), seeds)?;
         *lock(&core.port) = port;
-        core.set_running();
-        if let Some(link) = link {
-            core.joined(link)?;
+        if let (Some(link), Some(watcher)) = (link, watcher) {
+            core.joined(link, watcher);
         }
+        core.set_running();
         *ports = None;
     }
     if let Some(path) = capture {

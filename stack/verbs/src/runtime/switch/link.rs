@@ -4,6 +4,7 @@ use super::protocol::{self, Answer, Offer, Refusal, Request, VERSION, Welcome};
 use crate::config::{Config, DeviceConfig, Neighbour};
 use crate::error::Error;
 use crate::runtime::lock::lock;
+use crossbeam::channel::{Sender, bounded};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown, sockopt};
 use std::io;
@@ -198,22 +199,6 @@ impl Link {
         }
     }
 
-    /// Calls `lost` on a thread of its own if the switch ends before the context closes.
-    pub(crate) fn watch(self: &Arc<Self>, lost: impl FnOnce(&str) + Send + 'static) -> Result<(), Error> {
-        let link = Arc::clone(self);
-        let body = move || {
-            link.serve_until_end();
-            if link.state.compare_exchange(OPEN, LOST, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                let cause = format!("{}: {}", link.path.display(), link.cause());
-                tracing::error!(cause, "the context has lost its network");
-                lost(&cause);
-            }
-        };
-        let builder = std::thread::Builder::new().name("uwarp-switch".to_owned());
-        let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body));
-        thread.map(drop).map_err(Error::system("no thread to watch the switch with"))
-    }
-
     /// Gives ports back when their last connections have ended. Returns when the connection to the switch is over.
     fn serve_until_end(&self) {
         loop {
@@ -280,6 +265,37 @@ impl Link {
         }
         let own = config.addresses().find(|own| own.address.is_ipv4() == peer.is_ipv4());
         own.map_or(peer, |own| SocketAddr::new(own.address, peer.port()))
+    }
+}
+
+/// A thread that waits for the end of a switch. Without a link to watch it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    link: Sender<Arc<Link>>,
+}
+
+impl Watcher {
+    /// Starts the thread, which calls `lost` if the switch ends before the context closes.
+    pub(crate) fn start(lost: impl FnOnce(&str) + Send + 'static) -> Result<Watcher, Error> {
+        let (sender, receiver) = bounded::<Arc<Link>>(1);
+        let body = move || {
+            let Ok(link) = receiver.recv() else { return };
+            link.serve_until_end();
+            if link.state.compare_exchange(OPEN, LOST, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                let cause = format!("{}: {}", link.path.display(), link.cause());
+                tracing::error!(cause, "the context has lost its network");
+                lost(&cause);
+            }
+        };
+        let builder = std::thread::Builder::new().name("uwarp-switch".to_owned());
+        let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body));
+        thread.map_err(Error::system("no thread to watch the switch with"))?;
+        Ok(Watcher { link: sender })
+    }
+
+    /// Watches from now on.
+    pub(crate) fn watch(self, link: Arc<Link>) {
+        let _ = self.link.send(link);
     }
 }
 

@@ -7,7 +7,7 @@ mod environment;
 mod link;
 pub mod protocol;
 
-pub(crate) use link::{Link, ReservedPort, join, resolve};
+pub(crate) use link::{Link, ReservedPort, Watcher, join, resolve};
 
 use std::path::{Path, PathBuf};
 
