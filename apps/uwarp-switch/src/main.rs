@@ -161,9 +161,9 @@ fn status(socket: Option<PathBuf>, json: bool) -> anyhow::Result<()> {
         _ => anyhow::bail!("the switch does not answer: may this user ask it?"),
     };
     if json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        output::print(serde_json::to_string_pretty(&status)?);
     } else {
-        print!("{}", show(&status));
+        output::print(show(&status));
     }
     Ok(())
 }
@@ -223,7 +223,7 @@ fn show(status: &Status) -> String {
     }
     let uplink = status.uplink.as_ref().map(show_uplink).unwrap_or_default();
     format!(
-        "uwarp-switch · process {} · {} · mtu {} · {} of {} clients\n{uplink}{table}\n",
+        "uwarp-switch · process {} · {} · mtu {} · {} of {} clients\n{uplink}{table}",
         status.pid,
         addresses.join(", "),
         status.offer.mtu,

@@ -240,6 +240,19 @@ fn a_killed_switch_ends_its_clients_contexts_with_the_reason() {
 }
 
 #[test]
+fn nobody_has_to_read_the_status_to_its_end() {
+    let switch = Switch::start();
+    for format in [&[][..], &["--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-switch"));
+        let output = command.args(["status", "--socket"]).arg(&switch.socket).args(format).stdout(writer).output();
+        let output = output.unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}
+
+#[test]
 fn a_prepared_context_knows_its_addresses_and_takes_no_place() {
     let switch = Switch::start();
     let context = Context::prepare(config(&switch.socket)).unwrap();
