@@ -33,7 +33,11 @@ pub enum Error {
         cure: String,
     },
     /// No driver serves the device.
-    #[error("DPDK has no driver {driver} here; there are: {}", available.join(", "))]
+    #[error(
+        "DPDK has no driver {driver} here, but {}: install the package that `apt-cache search {}` finds, or choose another device",
+        available.join(", "),
+        package(driver)
+    )]
     NoSuchDriver {
         /// The driver that is missing.
         driver: String,
@@ -96,13 +100,35 @@ pub enum Error {
         reason: String,
     },
     /// All thread slots of DPDK are taken.
-    #[error("no free DPDK thread slot: at most 127 threads can be registered at a time")]
+    #[error(
+        "no free DPDK thread slot: at most 127 threads can be registered at a time: use fewer engines or contexts in a process"
+    )]
     NoThreadSlot,
+}
+
+/// How Debian's package of a driver begins; the version of DPDK's interface follows.
+fn package(driver: &str) -> String {
+    // The package of virtio has the driver of virtio-user.
+    let name = driver.strip_suffix("_user").unwrap_or(driver);
+    format!("librte-{}", name.replace('_', "-"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_driver_is_in_a_package() {
+        for (driver, name) in [
+            ("net_memif", "librte-net-memif"),
+            ("net_virtio_user", "librte-net-virtio"),
+            ("net_af_packet", "librte-net-af-packet"),
+        ] {
+            let error = Error::NoSuchDriver { driver: driver.to_owned(), available: vec!["net_tap".to_owned()] };
+            let text = error.to_string();
+            assert!(text.contains(&format!("`apt-cache search {name}`")), "{text}");
+        }
+    }
 
     #[test]
     fn the_script_that_cures_missing_hugepages_is_there() {
