@@ -27,3 +27,9 @@ pub use allow::{Allow, AllowFlags};
 pub use confine::{ConfineFlags, Confinement};
 pub use network::{DeviceKind, NetworkFlags, Role};
 pub use outcome::{Usage, run, usage};
+
+/// CPU time in nanoseconds that all threads of this process have used.
+pub fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
-use uwarp_app::output;
+use uwarp_app::{cpu_time, output};
 
 /// A file that was copied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,12 +42,12 @@ pub struct Meter {
 impl Meter {
     /// Starts.
     pub fn start() -> Self {
-        Self { start: Instant::now(), cpu_ns: cpu_ns() }
+        Self { start: Instant::now(), cpu_ns: cpu_time() }
     }
 
     /// CPU time of this process since the start, in nanoseconds.
     pub fn cpu_ns(&self) -> u64 {
-        cpu_ns() - self.cpu_ns
+        cpu_time() - self.cpu_ns
     }
 
     /// A file that was copied between the start and now.
@@ -61,12 +61,6 @@ impl Meter {
             server_cpu: server_ns.map(seconds),
         }
     }
-}
-
-/// CPU time of all threads of this process.
-fn cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// The copies that went one way.

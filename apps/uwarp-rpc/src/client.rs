@@ -262,7 +262,7 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
         Amount::Duration(duration) => Amount::Duration((duration / 10).min(WARM_UP_MAX)),
     };
     rounds(caller, plan, warm_up, &data, &mut memory, |_| false)?;
-    let (server, client) = (server_time(caller)?, program::cpu_time());
+    let (server, client) = (server_time(caller)?, uwarp_app::cpu_time());
     let begin = Instant::now();
     let mut chunk = Vec::with_capacity(CHUNK);
     let calls = rounds(caller, plan, plan.amount, &data, &mut memory, |nanoseconds| {
@@ -275,7 +275,7 @@ fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow:
     })?;
     let seconds = begin.elapsed().as_secs_f64();
     chunk.into_iter().for_each(|sample| samples.saturating_record(sample));
-    let client = program::cpu_time() - client;
+    let client = uwarp_app::cpu_time() - client;
     let server = server_time(caller)? - server;
     let octets = calls as f64 * plan.size as f64;
     let mib = octets / f64::from(1 << 20);

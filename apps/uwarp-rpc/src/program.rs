@@ -107,7 +107,7 @@ impl Server {
             GET => self.blob(arguments, &mut used),
             CPU => {
                 let mut octets = Vec::new();
-                put_u64(&mut octets, cpu_time());
+                put_u64(&mut octets, uwarp_app::cpu_time());
                 Ok(vec![Part::Octets(octets)])
             }
             _ => return Answer::failure(Status::ProcedureUnavailable),
@@ -147,12 +147,6 @@ fn checked(arguments: &[Part]) -> Result<Vec<Part>, XdrError> {
     put_u32(&mut results, blob.len() as u32);
     put_u32(&mut results, crc);
     Ok(vec![Part::Octets(results)])
-}
-
-/// CPU time in nanoseconds that all threads of this process have used.
-pub fn cpu_time() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]

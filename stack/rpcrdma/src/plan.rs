@@ -4,7 +4,7 @@ use crate::binding::Greatest;
 use crate::header::{HEADER_MIN, READ_SEGMENT_LEN, SEGMENT_LEN};
 use crate::rpc::Protection;
 use crate::walk::{Part, parts_len};
-use crate::xdr::padding;
+use crate::xdr::padded;
 
 /// A call before it is sent.
 #[derive(Clone, Copy, Debug)]
@@ -84,10 +84,6 @@ pub enum PlanError {
 /// How many segments memory of this size is cut into: at least one.
 pub fn segments(octets: usize, most: u32) -> usize {
     octets.div_ceil(most.max(1) as usize).max(1)
-}
-
-fn padded(octets: usize) -> usize {
-    octets + padding(octets)
 }
 
 /// Octets of this buffer's Write chunk in a Write list; it is empty if there is no buffer.

@@ -265,14 +265,6 @@ impl Requester {
         }
     }
 
-    fn limits(&self, endpoint: &Endpoint) -> Limits {
-        Limits {
-            send: endpoint.agreement.send as usize,
-            receive: endpoint.agreement.receive as usize,
-            segment: self.options.segment.max(1),
-        }
-    }
-
     /// Accepts a call, and sends it as soon as a credit is free.
     ///
     /// # Errors
@@ -283,7 +275,7 @@ impl Requester {
         pending.begin(id, call, &self.bindings)?;
         match &self.link {
             Link::Up(endpoint) => {
-                if let Err(error) = pending.plan(&self.limits(endpoint)) {
+                if let Err(error) = pending.plan(&limits(&self.options, endpoint)) {
                     return Err(Box::new(Refused { error: error.into(), call: pending.call }));
                 }
             }
@@ -519,11 +511,7 @@ impl Requester {
             && let Some(xid) = self.waiting.pop_front()
         {
             let Some(pending) = self.calls.get_mut(xid) else { continue };
-            let limits = Limits {
-                send: endpoint.agreement.send as usize,
-                receive: endpoint.agreement.receive as usize,
-                segment: self.options.segment.max(1),
-            };
+            let limits = limits(&self.options, endpoint);
             self.message.clear();
             let fast_regions = match self.options.registration {
                 Registration::Each => None,
@@ -634,6 +622,14 @@ impl Requester {
 }
 
 /// A new queue pair that connects.
+fn limits(options: &RequesterOptions, endpoint: &Endpoint) -> Limits {
+    Limits {
+        send: endpoint.agreement.send as usize,
+        receive: endpoint.agreement.receive as usize,
+        segment: options.segment.max(1),
+    }
+}
+
 fn begin(context: &Context, peer: SocketAddr, options: &RequesterOptions) -> Result<(Endpoint, Connecting), Error> {
     let sizes = options.sizes();
     let mut endpoint = Endpoint::new(context, sizes)?;

@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::header::holds;
-use crate::xdr::{Reader, XdrError, padding};
+use crate::xdr::{Reader, XdrError, padded, padding};
 
 /// The faults that a walk can find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -142,7 +142,7 @@ impl<'a> Walk<'a> {
         if length > most {
             return Err(WalkError::Garbage);
         }
-        self.plain(length + padding(length))?;
+        self.plain(padded(length))?;
         let octets = self.reader.take(length)?;
         self.reader.take(padding(length))?;
         Ok(octets)
@@ -170,7 +170,7 @@ impl<'a> Walk<'a> {
     pub fn eligible_data(&mut self, length: u32) -> Result<(), WalkError> {
         let (at, position) = (self.reader.at(), self.position());
         let chunk = self.chunk(position, length)?;
-        let padded = length as usize + padding(length as usize);
+        let padded = padded(length as usize);
         if chunk.is_some() {
             self.gone += padded as u64;
         } else {
@@ -251,7 +251,7 @@ impl Part {
 
 /// Octets of the parts in an unreduced message.
 pub fn parts_len(parts: &[Part]) -> usize {
-    parts.iter().map(|part| part.octets().len()).map(|length| length + padding(length)).sum()
+    parts.iter().map(|part| part.octets().len()).map(padded).sum()
 }
 
 /// Splits `octets` into eligible and other parts. `removed` returns the data of an item that is in a chunk, by the
@@ -281,7 +281,7 @@ pub fn split(octets: &[u8], items: &[Item], mut removed: impl FnMut(usize) -> Ve
             None => {
                 let length = item.length as usize;
                 let data = octets.get(from..from + length).ok_or(XdrError)?.to_vec();
-                from += length + padding(length);
+                from += padded(length);
                 data
             }
         };
