@@ -26,5 +26,7 @@ pub mod measure;
 pub mod misuse;
 mod process;
 mod taken;
+#[cfg(test)]
+mod testing;
 mod unsupported;
 mod verbs;

@@ -68,11 +68,9 @@ impl Wishes {
 
 /// The queue pair of a connection: the identifier's, or the one whose number the program gives.
 fn pair_of(public: &rdma_cm_id, number: u32) -> Result<&'static Handle<Pair>, Errno> {
-    if public.qp.is_null() {
-        return pair::find(number).ok_or(EINVAL);
-    }
-    // SAFETY: of the program's structure.
-    unsafe { Handle::<Pair>::get(public.qp.cast()) }
+    let qp = if public.qp.is_null() { pair::find(number).ok_or(EINVAL)? } else { public.qp.cast() };
+    // SAFETY: the program's, which it does not destroy while it connects it.
+    unsafe { Handle::<Pair>::get(qp) }
 }
 
 #[unsafe(no_mangle)]
@@ -124,8 +122,7 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
         pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
-        // SAFETY: our own structures.
-        state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
+        state.queue_pair = Some(pair.id);
         state.stage = Stage::Starting;
         drop(state);
         complete(handle)
@@ -161,8 +158,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
         }
         pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
-        // SAFETY: our own structures.
-        state.queue_pair = Some(unsafe { (*pair.public()).qp_base.qp_num });
+        state.queue_pair = Some(pair.id);
         state.stage = Stage::Starting;
         // As with a device: the queue pair takes work from here on.
         pair::set_state(pair, IBV_QPS_RTS);
@@ -222,7 +218,8 @@ unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
                 }
                 _ => return Err(EINVAL),
             }
-            state.queue_pair.and_then(pair::find).ok_or(EINVAL)?.control().disconnect();
+            let disconnected = |id| pair::with(id, |pair| pair.control().disconnect());
+            state.queue_pair.and_then(disconnected).ok_or(EINVAL)?;
         }
         complete(handle)
     })

@@ -100,51 +100,118 @@ fn remove_device() {
 }
 
 /// Delivers an asynchronous event to the device that its object was made from, or to all.
+///
+/// What finds the object holds its list until the event is in its place: who takes the object out of the list finds the
+/// event there, and none comes behind that.
 fn carry_asynchronous(event: &AsyncEvent) {
-    let (kind, element): (_, Option<usize>) = match event {
+    match event {
         AsyncEvent::QueuePairFatal { queue_pair, .. } => {
-            (IBV_EVENT_QP_FATAL, pair::find(*queue_pair).map(|pair| pair.public().addr()))
+            pair::with_number(*queue_pair, |pair| push(IBV_EVENT_QP_FATAL, pair.public().addr()));
         }
         AsyncEvent::CompletionQueueOverflow { queue, queue_pair } => {
-            let full = pair::find(*queue_pair).map(|pair| {
+            pair::with_number(*queue_pair, |pair| {
                 // SAFETY: our own structure; the queues live as long.
                 let (send, receive) = unsafe { ((*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq) };
                 // SAFETY: as above.
                 let receives = unsafe { Handle::<Queue>::get(receive.cast()) };
-                if receives.is_ok_and(|receives| receives.lock().id() == *queue) { receive.addr() } else { send.addr() }
+                let is_full = receives.is_ok_and(|receives| receives.lock().id() == *queue);
+                push(IBV_EVENT_CQ_ERR, if is_full { receive.addr() } else { send.addr() });
             });
-            (IBV_EVENT_CQ_ERR, full)
         }
         AsyncEvent::SharedReceivesLow { queue } => {
-            (IBV_EVENT_SRQ_LIMIT_REACHED, shared_receives::find(*queue).map(|queue| queue.addr()))
+            shared_receives::with(*queue, |address| push(IBV_EVENT_SRQ_LIMIT_REACHED, address));
         }
         AsyncEvent::LastReceiveReached { queue_pair, .. } => {
-            (IBV_EVENT_QP_LAST_WQE_REACHED, pair::find(*queue_pair).map(|pair| pair.public().addr()))
+            pair::with_number(*queue_pair, |pair| push(IBV_EVENT_QP_LAST_WQE_REACHED, pair.public().addr()));
         }
         AsyncEvent::DeviceFatal { cause } => {
             eprintln!("uwarp: {cause}");
             context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });
-            return remove_device();
+            remove_device();
         }
         AsyncEvent::Link { up } => {
             let kind = if *up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR };
-            return context::push_to_all(Asynchronous { kind, element: 0 });
+            context::push_to_all(Asynchronous { kind, element: 0 });
         }
         AsyncEvent::OctetsNotAcknowledged { queue_pair, octets } => {
-            return tracing::warn!(
-                queue_pair,
-                octets,
-                "the connection ended before the peer had all that has completed"
-            );
+            tracing::warn!(queue_pair, octets, "the connection ended before the peer had all that has completed");
         }
-        _ => return,
-    };
-    if let Some(element) = element {
-        // The first field of each object is its context.
-        let context: *const *mut ibv_context = std::ptr::with_exposed_provenance(element);
-        // SAFETY: the object's memory stays mapped; its device may be closed by now, which `get` sees.
-        if let Ok(open) = unsafe { context::get(*context) } {
-            open.events.push(Asynchronous { kind, element });
+        _ => {}
+    }
+}
+
+/// Puts an event into the device that the object at this address was made from. The object lives.
+fn push(kind: ibv_event_type, element: usize) {
+    // The first field of each object is its context.
+    let context: *const *mut ibv_context = std::ptr::with_exposed_provenance(element);
+    // SAFETY: the object lives, and its device is not closed before it.
+    if let Ok(open) = unsafe { context::get(*context) } {
+        open.events.push(Asynchronous { kind, element });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::*;
+    use crate::testing::{Device, errno};
+    use crate::verbs::pair::Pair;
+    use crate::verbs::shared_receives::SharedQueue;
+    use std::ptr::{null_mut, with_exposed_provenance_mut};
+    use uwarp::Status;
+
+    /// Fetches an event, and has another thread destroy its object, which waits for the acknowledgment. The event comes
+    /// again then, as soon as nothing finds the object any more.
+    fn destroy_meanwhile<T: 'static>(
+        event: &AsyncEvent,
+        object: *mut T,
+        destroy: unsafe extern "C" fn(*mut T) -> c_int,
+        is_there: impl Fn() -> bool,
+    ) {
+        let device: *mut *mut ibv_context = object.cast();
+        carry_asynchronous(event);
+        let mut fetched = ibv_async_event::default();
+        // SAFETY: the test's own objects; the first field of each is its context.
+        let context = unsafe { *device };
+        // SAFETY: as above.
+        assert_eq!(unsafe { ibv_get_async_event(context, &raw mut fetched) }, 0);
+        let address = object.expose_provenance();
+        // SAFETY: as above.
+        let destroyer = std::thread::spawn(move || unsafe { destroy(with_exposed_provenance_mut(address)) });
+        let start = Instant::now();
+        while is_there() {
+            assert!(start.elapsed() < Duration::from_secs(10), "it is found until its last event is acknowledged");
+            std::thread::yield_now();
         }
+        carry_asynchronous(event);
+        // SAFETY: as above.
+        unsafe { ibv_ack_async_event(&raw mut fetched) };
+        assert_eq!(destroyer.join().unwrap(), 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { ibv_get_async_event(context, &raw mut fetched) }, -1);
+        assert_eq!(errno(), libc::EAGAIN);
+    }
+
+    #[test]
+    fn no_event_comes_of_an_object_that_is_being_destroyed() {
+        let device = Device::open();
+        let qp = device.queue_pair(device.queue(null_mut()));
+        // SAFETY: it lives.
+        let number = unsafe { Handle::<Pair>::get(qp.cast()) }.unwrap().id.number;
+        let fatal = AsyncEvent::QueuePairFatal { queue_pair: number, status: Status::Fatal };
+        destroy_meanwhile(&fatal, qp, ibv_destroy_qp, || pair::with_number(number, |_| ()).is_some());
+
+        let attr = ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 };
+        let mut wanted = ibv_srq_init_attr { attr, ..ibv_srq_init_attr::default() };
+        // SAFETY: the test's own objects.
+        let (srq, queue) = unsafe {
+            let srq = ibv_create_srq(device.pd, &raw mut wanted);
+            (srq, Handle::<SharedQueue>::get(srq).unwrap().lock().id())
+        };
+        destroy_meanwhile(&AsyncEvent::SharedReceivesLow { queue }, srq, ibv_destroy_srq, || {
+            let mut is_there = false;
+            shared_receives::with(queue, |_| is_there = true);
+            is_there
+        });
     }
 }

@@ -8,7 +8,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::process;
-use crate::verbs::pair;
+use crate::verbs::pair::{self, PairId};
 use libc::{c_int, c_void};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -41,8 +41,8 @@ pub(crate) struct State {
     pub(crate) attempt: Option<Attempt>,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) timeout: u8,
-    /// Number of the queue pair that it connects, made by the program itself or through the identifier.
-    pub(crate) queue_pair: Option<u32>,
+    /// The queue pair that it connects, made by the program itself or through the identifier.
+    pub(crate) queue_pair: Option<PairId>,
 }
 
 /// A connection that is being made.
@@ -221,9 +221,8 @@ pub(crate) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
         handle.events.wait();
         let identifier = Handle::<Identifier>::destroy(id)?;
         let state = identifier.state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pair) = state.queue_pair.and_then(pair::find) {
-            pair::leave(pair, matches!(state.stage, Stage::Starting | Stage::Connected));
-        }
+        let is_connected = matches!(state.stage, Stage::Starting | Stage::Connected);
+        state.queue_pair.and_then(|id| pair::with(id, |pair| pair::leave(pair, is_connected)));
         if state.waits {
             channel::destroy(channel)?;
         }

@@ -66,9 +66,10 @@ fn connect_again(key: u64) {
     identifier::with(key, |_, id, handle| {
         let again = {
             let state = handle.lock();
-            let pair = state.queue_pair.and_then(pair::find).filter(|_| matches!(state.stage, Stage::Starting));
-            match (pair, &state.attempt) {
-                (Some(pair), Some(attempt)) => start(pair, attempt.peer, attempt.options.clone()),
+            match (state.queue_pair, &state.attempt) {
+                (Some(id), Some(attempt)) if matches!(state.stage, Stage::Starting) => {
+                    pair::with(id, |pair| start(pair, attempt.peer, attempt.options.clone())).unwrap_or(Err(EINVAL))
+                }
                 _ => Err(EINVAL),
             }
         };
@@ -90,16 +91,18 @@ pub(crate) enum Outcome {
 /// Delivers an outcome.
 pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: Outcome) {
     let mut state = handle.lock();
-    let pair = state.queue_pair.and_then(pair::find);
+    let queue_pair = state.queue_pair;
     let mut event = Report::plain(id, RDMA_CM_EVENT_DISCONNECTED, 0);
     let private;
     match outcome {
         Outcome::Established { private_data, ird, ord } => {
             state.stage = Stage::Connected;
-            if let Some(pair) = pair {
-                pair.set_reads(ird, ord);
-                pair::set_state(pair, IBV_QPS_RTS);
-            }
+            queue_pair.and_then(|id| {
+                pair::with(id, |pair| {
+                    pair.set_reads(ird, ord);
+                    pair::set_state(pair, IBV_QPS_RTS);
+                })
+            });
             private = private_data;
             event.kind = RDMA_CM_EVENT_ESTABLISHED;
             event.private_data = &private;
@@ -125,9 +128,7 @@ pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: 
         }
         Outcome::Disconnected => {
             state.stage = Stage::Ended;
-            if let Some(pair) = pair {
-                pair::set_state(pair, IBV_QPS_ERR);
-            }
+            queue_pair.and_then(|id| pair::with(id, |pair| pair::set_state(pair, IBV_QPS_ERR)));
         }
     }
     drop(state);

@@ -55,7 +55,7 @@ pub fn run(octets: &[u8]) -> Made {
 }
 
 /// Names the configuration of this process, in a file without a name.
-fn configure() {
+pub(crate) fn configure() {
     static FILE: OnceLock<File> = OnceLock::new();
     FILE.get_or_init(|| {
         let file = rustix::fs::memfd_create(c"uwarp.toml", rustix::fs::MemfdFlags::CLOEXEC);
@@ -244,7 +244,7 @@ impl Program<'_> {
 }
 
 /// Lets calls that fetch an event fail where they would wait.
-fn do_not_wait(fd: c_int) {
+pub(crate) fn do_not_wait(fd: c_int) {
     // SAFETY: a call about a number.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
 }

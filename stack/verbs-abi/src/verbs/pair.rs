@@ -1,6 +1,6 @@
 //! Queue pairs: what one is, and how those that there are can be found.
 
-use crate::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_state};
+use crate::abi::{ibv_qp_cap, ibv_qp_ex, ibv_qp_state};
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::verbs::builder::Builder;
@@ -15,6 +15,7 @@ use uwarp_ring::BiasedLock;
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
 /// one that sends.
 pub(crate) struct Pair {
+    pub(crate) id: PairId,
     pub(crate) control: Mutex<QueuePairControl>,
     pub(crate) send: BiasedLock<Sender>,
     pub(crate) receive: BiasedLock<ReceiveHalf>,
@@ -32,6 +33,15 @@ pub(crate) struct Pair {
     pub(crate) identifiers: AtomicUsize,
 }
 object!(Pair: ibv_qp_ex, b"qp");
+
+/// What an identifier of rdma_cm knows its queue pair by. It never names another one, while numbers are used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PairId {
+    /// uwarp's number.
+    pub(crate) number: u32,
+    /// As C sees it.
+    pub(crate) handle: u32,
+}
 
 /// What posts to the send queue.
 pub(crate) struct Sender {
@@ -52,32 +62,43 @@ impl Pair {
 }
 
 /// The queue pairs that there are, by number: programs may connect one that rdma_cm did not make, and events name it
-/// so.
+/// so. `destroy` takes a queue pair out first, so those in the list live, and so do their queues, while it is locked.
+/// Nothing that waits for this lock holds the lock of a queue pair or of a queue, so those may be taken below it.
 static BY_NUMBER: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 pub(crate) fn by_number() -> MutexGuard<'static, BTreeMap<u32, usize>> {
     BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The queue pair with a number; it is not destroyed while the reference is used.
-pub(crate) fn find(number: u32) -> Option<&'static Handle<Pair>> {
-    let pair = std::ptr::with_exposed_provenance_mut(*by_number().get(&number)?);
-    // SAFETY: from the list of those that live.
-    unsafe { Handle::get(pair) }.ok()
+/// The queue pair with a number, for a call that the program does not destroy it under.
+pub(crate) fn find(number: u32) -> Option<*mut ibv_qp_ex> {
+    by_number().get(&number).map(|address| std::ptr::with_exposed_provenance_mut(*address))
 }
 
-/// Whether completions of work that succeeded lie unread in the queues of a queue pair, which is not destroyed
-/// meanwhile.
-pub(crate) fn has_unread_successes(number: u32) -> bool {
+/// Does something with the queue pair that has a number, if there is one; it is not destroyed meanwhile.
+pub(crate) fn with_number<T>(number: u32, body: impl FnOnce(&Handle<Pair>) -> T) -> Option<T> {
     let pairs = by_number();
-    let Some(address) = pairs.get(&number) else { return false };
-    let pair: *const ibv_qp = std::ptr::with_exposed_provenance(*address);
-    // SAFETY: from the list of those that live, and so are its queues.
-    let queues = unsafe { [(*pair).send_cq, (*pair).recv_cq] };
-    queues.into_iter().any(|queue| {
-        // SAFETY: as above.
-        unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.lock().has_successes(number))
-    })
+    let pair = std::ptr::with_exposed_provenance_mut(*pairs.get(&number)?);
+    // SAFETY: it is in the list, so it lives as long as the list is locked.
+    unsafe { Handle::get(pair) }.ok().map(body)
+}
+
+/// Does something with an identifier's queue pair, if it is still there; it is not destroyed meanwhile.
+pub(crate) fn with<T>(id: PairId, body: impl FnOnce(&Handle<Pair>) -> T) -> Option<T> {
+    with_number(id.number, |pair| (pair.id == id).then(|| body(pair))).flatten()
+}
+
+/// Whether completions of work that succeeded lie unread in the queues of an identifier's queue pair.
+pub(crate) fn has_unread_successes(id: PairId) -> bool {
+    let has_some = with(id, |pair| {
+        // SAFETY: our own structure.
+        let queues = unsafe { [(*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq] };
+        queues.into_iter().any(|queue| {
+            // SAFETY: a queue lives as long as its queue pairs.
+            unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.lock().has_successes(id.number))
+        })
+    });
+    has_some == Some(true)
 }
 
 /// Sets the state that the program sees.
@@ -101,5 +122,26 @@ pub(crate) fn leave(pair: &Handle<Pair>, is_connected: bool) {
     pair.identifiers.fetch_sub(1, Ordering::AcqRel);
     if is_connected {
         pair.control().disconnect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::ibv_destroy_qp;
+    use crate::testing::Device;
+    use std::ptr::null_mut;
+
+    #[test]
+    fn an_identifier_does_not_find_another_queue_pair_with_the_same_number() {
+        let device = Device::open();
+        let qp = device.queue_pair(device.queue(null_mut()));
+        // SAFETY: it lives.
+        let id = unsafe { Handle::<Pair>::get(qp.cast()) }.unwrap().id;
+        assert_eq!(with(id, |pair| pair.public().addr()), Some(qp.addr()));
+        assert_eq!(with(PairId { handle: id.handle + 1, ..id }, |_| ()), None);
+        // SAFETY: as above.
+        assert_eq!(unsafe { ibv_destroy_qp(qp) }, 0);
+        assert_eq!(with(id, |_| ()), None);
     }
 }

@@ -9,7 +9,7 @@ use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, MOST_READS, next_handle};
 use crate::verbs::domain::Domain;
-use crate::verbs::pair::{Pair, Sender, by_number, set_state, state};
+use crate::verbs::pair::{Pair, PairId, Sender, by_number, set_state, state};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
@@ -100,6 +100,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         let (control, send, receive) = queue_pair.into_halves();
         let taken = process::process()?.taken.of(number);
         let queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, taken);
+        let id = PairId { number, handle: next_handle() };
         let base = ibv_qp {
             context,
             qp_context: wanted.qp_context,
@@ -107,7 +108,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             send_cq: wanted.send_cq,
             recv_cq: wanted.recv_cq,
             srq: wanted.srq,
-            handle: next_handle(),
+            handle: id.handle,
             qp_num: number,
             state: IBV_QPS_RESET,
             qp_type: IBV_QPT_RC,
@@ -120,6 +121,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         let handle = Handle::create(
             public,
             Pair {
+                id,
                 control: Mutex::new(control),
                 send: BiasedLock::new(Sender { queue, builder: Builder::default() }),
                 receive: BiasedLock::new(receive),
@@ -199,9 +201,10 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let pair = Handle::<Pair>::get(qp.cast())?;
         let base = (*pair.public()).qp_base;
         let open = context::get(base.context)?;
+        // From here on no thread of the library finds it, to use it or to report an event of it.
+        by_number().remove(&pair.id.number);
         open.events.forget(qp.addr());
         pair.asynchronous.wait();
-        by_number().remove(&base.qp_num);
         let inner = Handle::<Pair>::destroy(qp.cast())?;
         let control = inner.control.into_inner().unwrap_or_else(PoisonError::into_inner);
         // The halves go first: nothing is posted any more.

@@ -30,10 +30,17 @@ impl SharedQueue {
 /// The queues that there are, with uwarp's numbers, by which events name them.
 static BY_NUMBER: Mutex<Vec<(uwarp::SharedReceiveQueueId, usize)>> = Mutex::new(Vec::new());
 
-/// The queue with a number of uwarp's, and its context.
-pub(crate) fn find(number: uwarp::SharedReceiveQueueId) -> Option<*mut ibv_srq> {
-    let queues = BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner);
-    queues.iter().find(|(id, _)| *id == number).map(|(_, address)| std::ptr::with_exposed_provenance_mut(*address))
+fn by_number() -> MutexGuard<'static, Vec<(uwarp::SharedReceiveQueueId, usize)>> {
+    BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does something with the address of the queue that has a number of uwarp's, if there is one; it is not destroyed
+/// meanwhile.
+pub(crate) fn with(number: uwarp::SharedReceiveQueueId, body: impl FnOnce(usize)) {
+    let queues = by_number();
+    if let Some((_, address)) = queues.iter().find(|(id, _)| *id == number) {
+        body(*address);
+    }
 }
 
 /// Makes a queue in a domain.
@@ -60,7 +67,7 @@ pub(crate) fn create(pd: *mut ibv_pd, user: *mut c_void, wanted: &mut ibv_srq_at
                 users: AtomicUsize::new(0),
             },
         );
-        BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner).push((number, handle.expose_provenance()));
+        by_number().push((number, handle.expose_provenance()));
         Ok(handle)
     }
 }
@@ -141,9 +148,10 @@ pub(crate) fn destroy(srq: *mut ibv_srq) -> Result<(), Errno> {
         }
         let (context, pd) = ((*queue.public()).context, (*queue.public()).pd);
         let open = context::get(context)?;
+        // From here on no event of it is reported.
+        by_number().retain(|(_, address)| *address != srq.addr());
         open.events.forget(srq.addr());
         queue.asynchronous.wait();
-        BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, address)| *address != srq.addr());
         drop(Handle::<SharedQueue>::destroy(srq)?);
         if let Ok(domain) = Handle::<Domain>::get(pd) {
             domain.users.fetch_sub(1, Ordering::AcqRel);
