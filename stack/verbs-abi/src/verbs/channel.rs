@@ -8,11 +8,14 @@ use libc::c_int;
 use rustix::event::epoll;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A completion channel. Its descriptor is an epoll of the queues' own descriptors: readable while one of them has an
 /// event, and nobody has to carry events from here to there.
 pub(crate) struct Channel {
     epoll: OwnedFd,
+    /// Held from when a queue that has an event is found until the event is counted, and while a queue is taken out.
+    fetching: Mutex<()>,
     /// Queues that use it.
     queues: AtomicUsize,
 }
@@ -26,7 +29,9 @@ impl Channel {
         Ok(())
     }
 
+    /// Takes a queue out. From here on no thread looks at it to fetch an event, and those that it fetched are counted.
     pub(crate) fn remove(&self, queue: BorrowedFd<'_>) {
+        let _alone = self.lock();
         let _ = epoll::delete(&self.epoll, queue);
         self.queues.fetch_sub(1, Ordering::AcqRel);
     }
@@ -35,7 +40,12 @@ impl Channel {
         self.epoll.as_raw_fd()
     }
 
-    /// A queue that has an event, if there is one. It may be gone by now.
+    /// Keeps the queues of the channel in it.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.fetching.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue that has an event, if there is one. It is not destroyed while the channel is locked.
     pub(crate) fn ready(&self) -> Result<Option<*mut ibv_cq>, Errno> {
         let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -51,7 +61,7 @@ pub(crate) fn create(context: *mut ibv_context) -> Result<*mut ibv_comp_channel,
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let public = ibv_comp_channel { context, fd: epoll.as_raw_fd(), refcnt: 0 };
     open.objects.fetch_add(1, Ordering::AcqRel);
-    Ok(Handle::create(public, Channel { epoll, queues: AtomicUsize::new(0) }))
+    Ok(Handle::create(public, Channel { epoll, fetching: Mutex::new(()), queues: AtomicUsize::new(0) }))
 }
 
 /// Ends a channel that no queue uses.

@@ -14,9 +14,10 @@ use libc::{c_int, c_uint, c_void};
 
 /// Takes the event of a queue of a channel, if one has any.
 fn take(channel: &Channel) -> Result<Option<*mut ibv_cq>, Errno> {
+    let _stay = channel.lock();
     while let Some(public) = channel.ready()? {
-        // SAFETY: the queue is in the set, so it was alive; the word in front of it says whether it still is.
-        let Ok(queue) = (unsafe { Handle::<Queue>::get(public.cast()) }) else { continue };
+        // SAFETY: the queue is in the set, and who destroys it takes it out of there first.
+        let queue = unsafe { Handle::<Queue>::get(public.cast())? };
         // Of several threads that wait here, one gets it.
         match queue.take_event() {
             Ok(()) => {
