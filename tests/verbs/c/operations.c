@@ -1050,9 +1050,12 @@ static void moves_client(const char *address)
 	post_receive(qp, 1, 0, 64);
 	place = own();
 	wanted = parameters(&place);
-	/* There is no queue pair with this number, and no connection without one. */
+	/* There is no queue pair with this number, and no connection without one, even if there is one queue pair. */
 	wanted.qp_num = qp->qp_num + 1;
 	check(rdma_connect(id, &wanted) == -1 && errno == EINVAL);
+	wanted.qp_num = 0;
+	check(rdma_connect(id, &wanted) == -1 && errno == EINVAL);
+	check(rdma_connect(id, NULL) == -1 && errno == EINVAL);
 	wanted.qp_num = qp->qp_num;
 	check(rdma_connect(id, &wanted) == 0);
 	check(id->event->event == RDMA_CM_EVENT_ESTABLISHED && state_of(qp) == IBV_QPS_RTS);

@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::cm::identifier::{Attempt, Identifier, Stage, complete, has_event};
-use crate::cm::outcome::{MOST_REFUSALS, reads_of, start};
+use crate::cm::outcome::{MOST_REFUSALS, begin, reads_of, start};
 use crate::cm::{dispatch, endpoint};
 use crate::errno::{EINVAL, Errno, minus_one};
 use crate::handle::Handle;
@@ -29,6 +29,7 @@ struct Wishes {
     private_data: Vec<u8>,
     ird: u16,
     ord: u16,
+    /// Of a queue pair that the identifier has not made; 0: none.
     queue_pair: u32,
 }
 
@@ -117,8 +118,7 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         }
         // Responders of many programs speak first; a peer that does not know this start-up is connected without it.
         .prefer_peer_to_peer(ReadyToReceiveKinds::ALL);
-        pair.control().attach(dispatch::channel()?, handle.key);
-        start(pair, peer, options.clone())?;
+        start(pair, handle.key, peer, options.clone())?;
         state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
         pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
@@ -151,11 +151,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
             features: features(),
             ..AcceptOptions::default()
         };
-        {
-            let mut control = pair.control();
-            control.attach(dispatch::channel()?, handle.key);
-            drop(request.start_accept(&mut control, options)?);
-        }
+        begin(pair, handle.key, |control| request.start_accept(control, options))?;
         pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
         state.queue_pair = Some(pair.id);

@@ -2,8 +2,8 @@
 
 use crate::abi::*;
 use crate::cm::channel::Report;
-use crate::cm::endpoint;
 use crate::cm::identifier::{self, Identifier, Known, Stage, State, report};
+use crate::cm::{dispatch, endpoint};
 use crate::errno::{EINVAL, Errno};
 use crate::handle::Handle;
 use crate::process;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use uwarp::{ConnectOptions, ConnectRequest};
+use uwarp::{ConnectOptions, ConnectRequest, Connecting, QueuePairControl, QueuePairState};
 
 /// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as
 /// perftest's listen anew for each connection, and count on clients that take longer to resolve an address than they do
@@ -22,9 +22,32 @@ use uwarp::{ConnectOptions, ConnectRequest};
 pub(crate) const MOST_REFUSALS: u32 = 20;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// Begins to connect a queue pair, which is attached to the channel of events.
-pub(crate) fn start(pair: &Handle<Pair>, peer: SocketAddr, options: ConnectOptions) -> Result<(), Errno> {
-    drop(process::started()?.start_connect(&mut pair.control(), peer, options)?);
+/// Begins to connect a queue pair for the identifier with this key.
+pub(crate) fn start(pair: &Handle<Pair>, key: u64, peer: SocketAddr, options: ConnectOptions) -> Result<(), Errno> {
+    let context = process::started()?;
+    begin(pair, key, |control| context.start_connect(control, peer, options))
+}
+
+/// Begins what ends in an event of the identifier with this key. A queue pair that is in use keeps its identifier.
+pub(crate) fn begin(
+    pair: &Handle<Pair>,
+    key: u64,
+    start: impl FnOnce(&mut QueuePairControl) -> Result<Connecting, uwarp::Error>,
+) -> Result<(), Errno> {
+    let channel = dispatch::channel()?;
+    let mut control = pair.control();
+    if control.state() != QueuePairState::Idle {
+        return Err(EINVAL);
+    }
+    // Before the start: the outcome may come at once.
+    control.attach(channel, key);
+    match start(&mut control) {
+        Ok(started) => drop(started),
+        Err(error) => {
+            control.detach();
+            return Err(error.into());
+        }
+    }
     Ok(())
 }
 
@@ -68,7 +91,8 @@ fn connect_again(key: u64) {
             let state = handle.lock();
             match (state.queue_pair, &state.attempt) {
                 (Some(id), Some(attempt)) if matches!(state.stage, Stage::Starting) => {
-                    pair::with(id, |pair| start(pair, attempt.peer, attempt.options.clone())).unwrap_or(Err(EINVAL))
+                    pair::with(id, |pair| start(pair, handle.key, attempt.peer, attempt.options.clone()))
+                        .unwrap_or(Err(EINVAL))
                 }
                 _ => Err(EINVAL),
             }

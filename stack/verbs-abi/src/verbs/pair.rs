@@ -61,21 +61,30 @@ impl Pair {
     }
 }
 
-/// The queue pairs that there are, by number: programs may connect one that rdma_cm did not make, and events name it
-/// so. `destroy` takes a queue pair out first, so those in the list live, and so do their queues, while it is locked.
-/// Nothing that waits for this lock holds the lock of a queue pair or of a queue, so those may be taken below it.
+/// The queue pairs that there are, by uwarp's number: programs may connect one that rdma_cm did not make, and events
+/// name it so. `destroy` takes a queue pair out first, so those in the list live, and so do their queues, while it is
+/// locked. Nothing that waits for this lock holds the lock of a queue pair or of a queue, so those may be taken below
+/// it.
 static BY_NUMBER: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 pub(crate) fn by_number() -> MutexGuard<'static, BTreeMap<u32, usize>> {
     BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The queue pair with a number, for a call that the program does not destroy it under.
-pub(crate) fn find(number: u32) -> Option<*mut ibv_qp_ex> {
+/// The number of a queue pair as programs see it, of uwarp's, which begin at 0: 0 is what a program leaves in
+/// `rdma_conn_param` that names none.
+#[inline]
+pub(crate) fn public_number(number: u32) -> u32 {
+    number + 1
+}
+
+/// The queue pair that a program names by its number, for a call that the program does not destroy it under.
+pub(crate) fn find(public_number: u32) -> Option<*mut ibv_qp_ex> {
+    let number = public_number.checked_sub(1)?;
     by_number().get(&number).map(|address| std::ptr::with_exposed_provenance_mut(*address))
 }
 
-/// Does something with the queue pair that has a number, if there is one; it is not destroyed meanwhile.
+/// Does something with the queue pair that has a number of uwarp's, if there is one; it is not destroyed meanwhile.
 pub(crate) fn with_number<T>(number: u32, body: impl FnOnce(&Handle<Pair>) -> T) -> Option<T> {
     let pairs = by_number();
     let pair = std::ptr::with_exposed_provenance_mut(*pairs.get(&number)?);

@@ -9,7 +9,7 @@ use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, MOST_READS, next_handle};
 use crate::verbs::domain::Domain;
-use crate::verbs::pair::{Pair, PairId, Sender, by_number, set_state, state};
+use crate::verbs::pair::{Pair, PairId, Sender, by_number, public_number, set_state, state};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
@@ -109,7 +109,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             recv_cq: wanted.recv_cq,
             srq: wanted.srq,
             handle: id.handle,
-            qp_num: number,
+            qp_num: public_number(number),
             state: IBV_QPS_RESET,
             qp_type: IBV_QPT_RC,
             ..ibv_qp::default()
@@ -202,7 +202,8 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let base = (*pair.public()).qp_base;
         let open = context::get(base.context)?;
         // From here on no thread of the library finds it, to use it or to report an event of it.
-        by_number().remove(&pair.id.number);
+        let number = pair.id.number;
+        by_number().remove(&number);
         open.events.forget(qp.addr());
         pair.asynchronous.wait();
         let inner = Handle::<Pair>::destroy(qp.cast())?;
@@ -212,7 +213,7 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let send_cq = Handle::<Queue>::get(base.send_cq.cast())?;
         let receive_cq = Handle::<Queue>::get(base.recv_cq.cast())?;
         control.destroy();
-        purge(&base)?;
+        purge(&base, number)?;
         for users in [&Handle::<Domain>::get(base.pd)?.users, &send_cq.users, &receive_cq.users] {
             users.fetch_sub(1, Ordering::AcqRel);
         }
@@ -225,10 +226,10 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
 }
 
 /// Takes a queue pair's completions out of its queues. Nothing of it completes any more.
-fn purge(base: &ibv_qp) -> Result<(), Errno> {
+fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
     for queue in [base.send_cq, base.recv_cq] {
         // SAFETY: a queue is not destroyed before its queue pairs.
-        unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(base.qp_num);
+        unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(number);
     }
     Ok(())
 }
@@ -274,7 +275,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
                 control.reset_with(&mut sender.queue.half)?;
                 // As drivers of hardware do.
                 // SAFETY: our own structure.
-                purge(unsafe { &(*pair.public()).qp_base })?;
+                purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
                 sender.queue.reset();
                 set_state(pair, IBV_QPS_RESET);
             }
