@@ -17,6 +17,8 @@ pub(crate) fn child(
     listener: &rdma_cm_id,
     request: ConnectRequest,
 ) -> Result<*mut rdma_cm_id, Errno> {
+    // First: an identifier that was made would have to be unmade. The request is rejected when it is dropped.
+    let device = resolve::common_device()?;
     let (local, peer) = (request.local(), request.peer());
     let state =
         State { local: Some(local), peer: Some(peer), stage: Stage::Requested(Box::new(request)), ..State::default() };
@@ -26,7 +28,7 @@ pub(crate) fn child(
         address::write(&mut (*id).route.addr, End::Source, local);
         address::write(&mut (*id).route.addr, End::Destination, peer);
     }
-    resolve::set_device(id)?;
+    device.give_to(id);
     Ok(id)
 }
 

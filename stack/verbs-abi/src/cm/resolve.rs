@@ -14,13 +14,13 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What all identifiers share: an open device, and a domain for those that bring none.
-struct CommonDevice {
+pub(crate) struct CommonDevice {
     context: usize,
     domain: usize,
 }
 
 /// The device as rdma_cm has it open.
-fn common_device() -> Result<&'static CommonDevice, Errno> {
+pub(crate) fn common_device() -> Result<&'static CommonDevice, Errno> {
     static DEVICE: OnceLock<CommonDevice> = OnceLock::new();
     static MAKING: Mutex<()> = Mutex::new(());
     let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,20 +40,18 @@ impl CommonDevice {
     fn domain(&self) -> *mut ibv_pd {
         std::ptr::with_exposed_provenance_mut(self.domain)
     }
-}
 
-/// Sets what an identifier has once it is bound to a device.
-pub(crate) fn set_device(public: *mut rdma_cm_id) -> Result<(), Errno> {
-    let common = common_device()?;
-    // SAFETY: one of our structures, which the program only reads.
-    unsafe {
-        (*public).verbs = common.context();
-        (*public).port_num = 1;
-        if (*public).pd.is_null() {
-            (*public).pd = common.domain();
+    /// Sets what an identifier has once it is bound to a device.
+    pub(crate) fn give_to(&self, public: *mut rdma_cm_id) {
+        // SAFETY: one of our structures, which the program only reads.
+        unsafe {
+            (*public).verbs = self.context();
+            (*public).port_num = 1;
+            if (*public).pd.is_null() {
+                (*public).pd = self.domain();
+            }
         }
     }
-    Ok(())
 }
 
 /// Binds an identifier to an address, or to all if it is unspecified.
@@ -76,7 +74,7 @@ pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Er
     // SAFETY: our own structure.
     address::write(unsafe { &mut (*id.public()).route.addr }, End::Source, local);
     if !is_any {
-        set_device(id.public())?;
+        common_device()?.give_to(id.public());
     }
     Ok(())
 }
@@ -129,7 +127,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
         address::write(route, End::Source, local);
         // The program finds the address that it gave.
         address::write(route, End::Destination, destination);
-        set_device(id)?;
+        common_device()?.give_to(id);
         report(handle, Report::plain(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0));
         complete(handle)
     })
