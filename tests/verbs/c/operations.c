@@ -1,18 +1,19 @@
 /*
  * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
  * completion queue, memory windows of type 2B, fork between two messages and while a thread polls, threads that are cancelled while
- * they poll, a full completion queue, queue pairs that the program makes and moves itself, an exit behind the last completion, memory
- * that is gone before its region.
+ * they poll, a full completion queue, queue pairs that the program makes and moves itself, a connection that is given up while it
+ * is refused, an exit behind the last completion, memory that is gone before its region.
  *
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
  *   ./operations TEST server ADDRESS
  *   ./operations TEST client ADDRESS
- *   TEST: wr|srq|threads|held|cancel|window|fork|beside|full|moves|exit|freed
+ *   TEST: wr|srq|threads|held|cancel|window|fork|beside|full|moves|refused|exit|freed
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -1071,6 +1072,52 @@ static void moves_client(const char *address)
 	moves_end(id, qp);
 }
 
+/* refused: the client disconnects while it is refused and would connect again. */
+static void refused_client(const char *address)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct end end = { 0 };
+	struct rdma_conn_param wanted;
+	struct sockaddr_in nobody;
+	struct pollfd waiting;
+	struct place place;
+
+	check(channel != NULL);
+	to_address(&nobody, address);
+	nobody.sin_port = htons(PORT + 1);
+	check(rdma_create_id(channel, &end.id, NULL, RDMA_PS_TCP) == 0);
+	check(rdma_resolve_addr(end.id, NULL, (struct sockaddr *)&nobody, 5000) == 0);
+	event_comes(end.id, RDMA_CM_EVENT_ADDR_RESOLVED);
+	check(rdma_resolve_route(end.id, 5000) == 0);
+	event_comes(end.id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	prepare(end.id->verbs);
+	create_queue_pair(&end);
+	place = own();
+	wanted = parameters(&place);
+	check(rdma_connect(end.id, &wanted) == 0);
+	usleep(50000);
+	check(rdma_disconnect(end.id) == 0);
+	event_comes(end.id, RDMA_CM_EVENT_DISCONNECTED);
+	/* Nothing comes behind that, be it of another attempt. */
+	waiting = (struct pollfd){ .fd = channel->fd, .events = POLLIN };
+	check(poll(&waiting, 1, 400) == 0);
+	rdma_destroy_qp(end.id);
+	check(rdma_destroy_id(end.id) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
+/* unbound: a listener that was not bound to an address gets a port. */
+static void unbound_listens(void)
+{
+	struct rdma_cm_id *id;
+
+	check(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	check(rdma_listen(id, 4) == 0);
+	check(rdma_get_src_port(id) != 0);
+	check(rdma_listen(id, 4) == -1 && errno == EINVAL);
+	check(rdma_destroy_id(id) == 0);
+}
+
 /* exit: the client ends as soon as the last of its messages has completed, the only one that is signalled. None is lost. */
 static void exit_receives(struct end *end)
 {
@@ -1132,7 +1179,7 @@ int main(int argc, char **argv)
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|held|cancel|window|fork|beside|full|moves|exit|freed "
+		fprintf(stderr, "usage: operations wr|srq|threads|held|cancel|window|fork|beside|full|moves|refused|exit|freed "
 				"server|client ADDRESS\n");
 		return 2;
 	}
@@ -1192,6 +1239,14 @@ int main(int argc, char **argv)
 			moves_server(listening(address));
 		else
 			moves_client(address);
+	} else if (strcmp(test, "refused") == 0) {
+		if (is_server) {
+			accepted(listening(address), NULL);
+		} else {
+			unbound_listens();
+			refused_client(address);
+			connected(address, NULL);
+		}
 	} else if (strcmp(test, "exit") == 0) {
 		if (is_server) {
 			accepted(listening(address), exit_receives);

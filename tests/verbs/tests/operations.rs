@@ -76,6 +76,11 @@ fn a_program_makes_and_moves_its_queue_pair_itself() {
 }
 
 #[test]
+fn a_connection_that_is_refused_is_not_tried_again_when_the_program_has_given_it_up() {
+    both_ends("op-refused", "refused");
+}
+
+#[test]
 fn a_program_that_ends_behind_its_last_completion_loses_nothing() {
     both_ends("op-exit", "exit");
 }

@@ -2,14 +2,15 @@
 
 use crate::abi::*;
 use crate::cm::identifier::{Attempt, Identifier, Stage, complete, has_event};
-use crate::cm::outcome::{MOST_REFUSALS, begin, reads_of, start};
-use crate::cm::{dispatch, endpoint};
+use crate::cm::outcome::{self, MOST_REFUSALS, begin, reads_of, start};
+use crate::cm::{dispatch, endpoint, resolve};
 use crate::errno::{EINVAL, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::context::MOST_READS;
 use crate::verbs::pair::{self, Pair};
 use libc::{c_int, c_void};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uwarp::{AcceptOptions, ConnectOptions, Features, ReadyToReceiveKinds};
@@ -79,6 +80,9 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's pointer.
         let handle = unsafe { Handle::<Identifier>::get(id)? };
+        if handle.lock().local.is_none() {
+            resolve::bind(handle, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
+        }
         let mut state = handle.lock();
         let Some(binding) = &state.binding else { return Err(EINVAL) };
         let context = process::started()?;
@@ -214,8 +218,7 @@ unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
                 }
                 _ => return Err(EINVAL),
             }
-            let disconnected = |id| pair::with(id, |pair| pair.control().disconnect());
-            state.queue_pair.and_then(disconnected).ok_or(EINVAL)?;
+            outcome::disconnect(id, handle, state)?;
         }
         complete(handle)
     })

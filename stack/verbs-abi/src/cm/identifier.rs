@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) template: Option<Template>,
     /// What to connect once more if nobody listens yet.
     pub(crate) attempt: Option<Attempt>,
+    /// The program has disconnected before there was an outcome.
+    pub(crate) gives_up: bool,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) timeout: u8,
     /// The queue pair that it connects, made by the program itself or through the identifier.

@@ -10,7 +10,7 @@ mod port;
 // Identifiers.
 mod endpoint;
 mod get_event;
-mod identifier;
+pub(crate) mod identifier;
 mod resolve;
 mod work_queues;
 

@@ -114,7 +114,41 @@ pub(crate) enum Outcome {
 
 /// Delivers an outcome.
 pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: Outcome) {
-    let mut state = handle.lock();
+    conclude(id, handle, handle.lock(), outcome);
+}
+
+/// Ends a connection, or the attempt to make one.
+pub(crate) fn disconnect(
+    id: *mut rdma_cm_id,
+    handle: &Handle<Identifier>,
+    mut state: MutexGuard<'_, State>,
+) -> Result<(), Errno> {
+    let disconnected = |id| {
+        pair::with(id, |pair| {
+            let mut control = pair.control();
+            control.disconnect();
+            control.state()
+        })
+    };
+    let now = state.queue_pair.and_then(disconnected).ok_or(EINVAL)?;
+    if matches!(state.stage, Stage::Starting) {
+        state.attempt = None;
+        state.gives_up = true;
+        if now == QueuePairState::Idle {
+            // It was refused, and nothing but a pause would end.
+            conclude(id, handle, state, Outcome::Disconnected);
+        }
+    }
+    Ok(())
+}
+
+fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: MutexGuard<'_, State>, outcome: Outcome) {
+    let outcome = match outcome {
+        // Of an attempt that the program has ended: it knows.
+        _ if matches!(state.stage, Stage::Ended) => return,
+        Outcome::Failed(_) if state.gives_up => Outcome::Disconnected,
+        outcome => outcome,
+    };
     let queue_pair = state.queue_pair;
     let mut event = Report::plain(id, RDMA_CM_EVENT_DISCONNECTED, 0);
     let private;

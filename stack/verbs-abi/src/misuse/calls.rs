@@ -2,7 +2,9 @@
 
 use super::{Program, do_not_wait};
 use crate::abi::*;
+use crate::cm::identifier::Identifier;
 use crate::exports::*;
+use crate::handle::Handle;
 use crate::verbs::{completion, post, queue_pair, shared_receives, window};
 use libc::{c_int, c_uint, c_void};
 use std::ptr;
@@ -657,7 +659,11 @@ impl Program<'_> {
                 }
                 9 => {
                     let mut id = ptr::null_mut();
-                    rdma_listen(self.pointer(), self.number() as c_int);
+                    let (listener, limit) = (self.pointer(), self.number() as c_int);
+                    // One that lives would be bound, and the device would start.
+                    if Handle::<Identifier>::get(listener).is_err() {
+                        rdma_listen(listener, limit);
+                    }
                     rdma_get_request(self.pointer(), self.filled(&mut id));
                 }
                 10 => {
