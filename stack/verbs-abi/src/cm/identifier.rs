@@ -247,6 +247,8 @@ pub(crate) fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Resul
         let to = if waits { Channel::create()? } else { to };
         let target = Handle::<Channel>::get(to)?;
         acknowledge(&mut *id)?;
+        // No event is delivered meanwhile: it would come to the former channel behind those that move.
+        let known = known();
         let mut state = handle.lock();
         let former = (*id).channel;
         // Events come to the new one from here on; those that wait move along.
@@ -255,7 +257,7 @@ pub(crate) fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Resul
             former.move_to(target, id);
         }
         let had_its_own = std::mem::replace(&mut state.waits, waits);
-        drop(state);
+        drop((state, known));
         if had_its_own {
             channel::destroy(former)?;
         }
