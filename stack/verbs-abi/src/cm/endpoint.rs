@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::cm::address::{self, End};
 use crate::cm::identifier::{self, Identifier, Known, Stage, State, Template};
 use crate::cm::resolve;
-use crate::errno::{EINVAL, Errno, minus_one, nothing};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one, nothing};
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::{channel, completion, queue_pair, shared_receives};
@@ -223,6 +223,11 @@ unsafe extern "C" fn rdma_create_ep(
         // SAFETY: the caller's pointers.
         unsafe {
             let (out, addresses) = (out.as_mut().ok_or(EINVAL)?, addresses.as_ref().ok_or(EINVAL)?);
+            if ![0, RDMA_PS_TCP as c_int].contains(&addresses.ai_port_space)
+                || ![0, IBV_QPT_RC as c_int].contains(&addresses.ai_qp_type)
+            {
+                return Err(EOPNOTSUPP);
+            }
             let id = identifier::create(
                 &mut identifier::known(),
                 std::ptr::null_mut(),

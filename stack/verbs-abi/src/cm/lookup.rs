@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::cm::address;
-use crate::errno::{EINVAL, Errno, minus_one, nothing};
+use crate::errno::{EINVAL, minus_one, nothing};
 use crate::handle::{Handle, object};
 use libc::{c_char, c_int, sockaddr_storage};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ struct Answer {
 }
 object!(Answer: rdma_addrinfo, b"ai");
 
-/// What the system says about a name and a service.
+/// What the system says about a name and a service, or getaddrinfo(3)'s number of why it says nothing.
 ///
 /// # Safety
 /// The strings are null or end in a zero.
@@ -21,7 +21,7 @@ unsafe fn system_lookup(
     node: *const c_char,
     service: *const c_char,
     hints: &rdma_addrinfo,
-) -> Result<SocketAddr, Errno> {
+) -> Result<SocketAddr, c_int> {
     // SAFETY: integers and pointers, for which zeroes are valid.
     let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
     wanted.ai_socktype = libc::SOCK_STREAM;
@@ -36,12 +36,13 @@ unsafe fn system_lookup(
     let mut list = std::ptr::null_mut();
     // SAFETY: the caller's strings; the list is freed below.
     unsafe {
-        if libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) != 0 {
-            return Err(Errno(libc::ENODATA));
+        let refused = libc::getaddrinfo(node, service, &raw const wanted, &raw mut list);
+        if refused != 0 {
+            return Err(refused);
         }
-        let first = list.as_ref().ok_or(Errno(libc::ENODATA)).and_then(|first| address::read(first.ai_addr.cast()));
+        let first = list.as_ref().and_then(|first| address::read(first.ai_addr.cast()).ok());
         libc::freeaddrinfo(list);
-        first
+        first.ok_or(libc::EAI_FAMILY)
     }
 }
 
@@ -63,7 +64,11 @@ unsafe extern "C" fn rdma_getaddrinfo(
             let read = |address: *mut sockaddr| if address.is_null() { None } else { address::read(address).ok() };
             let (mut source, mut destination) = (read(hints.ai_src_addr), read(hints.ai_dst_addr));
             if !node.is_null() || !service.is_null() {
-                let found = system_lookup(node, service, hints)?;
+                let found = match system_lookup(node, service, hints) {
+                    Ok(found) => found,
+                    // Programs give it to gai_strerror(3).
+                    Err(refused) => return Ok(refused),
+                };
                 if is_passive {
                     source = Some(found);
                 } else {
@@ -89,11 +94,12 @@ unsafe extern "C" fn rdma_getaddrinfo(
             let pointer = |boxed: &mut Option<Box<sockaddr_storage>>| {
                 boxed.as_mut().map_or(std::ptr::null_mut(), |boxed| (&raw mut **boxed).cast())
             };
+            let or = |wanted: c_int, usual: u32| if wanted == 0 { usual as c_int } else { wanted };
             let public = rdma_addrinfo {
                 ai_flags: hints.ai_flags,
                 ai_family: family,
-                ai_qp_type: IBV_QPT_RC as c_int,
-                ai_port_space: RDMA_PS_TCP as c_int,
+                ai_qp_type: or(hints.ai_qp_type, IBV_QPT_RC),
+                ai_port_space: or(hints.ai_port_space, RDMA_PS_TCP),
                 ai_src_len: source_length as u32,
                 ai_src_addr: pointer(&mut source),
                 ai_dst_len: destination_length as u32,
@@ -112,4 +118,37 @@ unsafe extern "C" fn rdma_freeaddrinfo(answer: *mut rdma_addrinfo) {
         // SAFETY: the caller's pointer.
         unsafe { Handle::<Answer>::destroy(answer).map(drop) }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::null_mut;
+
+    #[test]
+    fn an_answer_has_what_was_asked_for_and_a_failure_the_number_of_getaddrinfo() {
+        crate::misuse::configure();
+        let mut answer = null_mut();
+        // SAFETY: strings that end in a zero, and structures on the stack.
+        unsafe {
+            let flags = RAI_NUMERICHOST as c_int;
+            let mut hints = rdma_addrinfo { ai_flags: flags, ..rdma_addrinfo::default() };
+            let node = c"a-name".as_ptr();
+            assert_eq!(rdma_getaddrinfo(node, null_mut(), &raw const hints, &raw mut answer), libc::EAI_NONAME);
+            let node = c"10.0.0.2".as_ptr();
+            assert_eq!(rdma_getaddrinfo(node, c"7471".as_ptr(), &raw const hints, &raw mut answer), 0);
+            let found = &*answer;
+            assert_eq!((found.ai_qp_type, found.ai_port_space), (IBV_QPT_RC as c_int, RDMA_PS_TCP as c_int));
+            rdma_freeaddrinfo(answer);
+            (hints.ai_qp_type, hints.ai_port_space) = (IBV_QPT_UD as c_int, RDMA_PS_UDP as c_int);
+            assert_eq!(rdma_getaddrinfo(node, c"7471".as_ptr(), &raw const hints, &raw mut answer), 0);
+            let found = &*answer;
+            assert_eq!((found.ai_qp_type, found.ai_port_space), (IBV_QPT_UD as c_int, RDMA_PS_UDP as c_int));
+            // There is nothing but TCP.
+            let mut id = null_mut();
+            assert_eq!(crate::exports::rdma_create_ep(&raw mut id, answer, null_mut(), null_mut()), -1);
+            assert_eq!(crate::testing::errno(), libc::EOPNOTSUPP);
+            rdma_freeaddrinfo(answer);
+        }
+    }
 }
