@@ -68,7 +68,6 @@ extern "C" fn riomap() -> libc::off_t {
 // Between the kernel's structures and those of the verbs: there is no kernel here.
 nothings! {
     ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern
-    ibv_register_driver
 }
 
 // What drivers of hardware bind to, which programs such as perftest load along.
