@@ -35,18 +35,25 @@ impl EventCounter {
         }
     }
 
-    /// Takes one event; never waits.
+    /// Takes one event; never waits. False if there is none.
     ///
     /// # Errors
-    /// EAGAIN if there is none.
-    pub(crate) fn take(&self) -> Result<(), Errno> {
+    /// What the system says if it does not read the descriptor so.
+    pub(crate) fn take(&self) -> Result<bool, Errno> {
         let mut count = [0; 8];
         // No offset, as for read(2).
         match rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT) {
-            Ok(_) => Ok(()),
-            Err(Os::AGAIN) => Err(EAGAIN),
+            Ok(_) => Ok(true),
+            Err(Os::AGAIN) => Ok(false),
             Err(other) => Err(other.into()),
         }
+    }
+}
+
+#[cfg(test)]
+impl From<std::fs::File> for EventCounter {
+    fn from(file: std::fs::File) -> Self {
+        Self(file.into())
     }
 }
 
@@ -97,8 +104,8 @@ impl Unacknowledged {
 
 /// Takes an event, but none while another thread ends the process: it would wait for ever for the acknowledgment before
 /// it destroyed the event's object.
-pub(crate) fn unless_ending<T>(take: impl FnOnce() -> Option<T>) -> Option<T> {
-    if lifetime::is_ended_by_another() { None } else { take() }
+pub(crate) fn unless_ending<T>(take: impl FnOnce() -> Result<Option<T>, Errno>) -> Result<Option<T>, Errno> {
+    if lifetime::is_ended_by_another() { Ok(None) } else { take() }
 }
 
 /// What an attempt to fetch an event has come to.

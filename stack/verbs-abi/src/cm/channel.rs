@@ -161,8 +161,8 @@ impl Channel {
     }
 
     /// Takes an event, if there is one.
-    pub(crate) fn take(&self) -> Option<*mut rdma_cm_event> {
-        while self.counter.take().is_ok() {
+    pub(crate) fn take(&self) -> Result<Option<*mut rdma_cm_event>, Errno> {
+        while self.counter.take()? {
             let mut waiting = self.waiting();
             if let Some(event) = waiting.pop_front() {
                 let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
@@ -171,16 +171,16 @@ impl Channel {
                 if let Ok(event) = unsafe { Handle::<Event>::get(public) } {
                     event.unacknowledged.fetched();
                 }
-                return Some(public);
+                return Ok(Some(public));
             }
         }
-        None
+        Ok(None)
     }
 
     /// Waits for an event of a channel that no program knows, and takes it.
     pub(crate) fn next(&self) -> Result<*mut rdma_cm_event, Errno> {
         loop {
-            if let Some(event) = self.take() {
+            if let Some(event) = self.take()? {
                 return Ok(event);
             }
             // SAFETY: open as long as the channel.
@@ -226,7 +226,7 @@ pub(crate) fn ask(channel: *mut rdma_event_channel) -> Result<Answer, Errno> {
     // SAFETY: a call about a number.
     let waits = unsafe { libc::fcntl(handle.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0;
     ASKED.set(if waits { channel.addr() } else { 0 });
-    Ok(unless_ending(|| handle.take()).map_or(Answer::Nothing(handle.fd()), Answer::Event))
+    Ok(unless_ending(|| handle.take())?.map_or(Answer::Nothing(handle.fd()), Answer::Event))
 }
 
 /// Frees a channel.

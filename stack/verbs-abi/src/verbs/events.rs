@@ -38,16 +38,16 @@ impl EventQueue {
     }
 
     /// Takes the next event, if there is one. `fetched` counts it while destroyers of its object cannot see it gone.
-    pub(crate) fn take(&self, fetched: impl FnOnce(Event)) -> Option<Event> {
-        while self.counter.take().is_ok() {
+    pub(crate) fn take(&self, fetched: impl FnOnce(Event)) -> Result<Option<Event>, Errno> {
+        while self.counter.take()? {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             // An event of an object that was destroyed before it was fetched has gone.
             if let Some(event) = waiting.pop_front() {
                 fetched(event);
-                return Some(event);
+                return Ok(Some(event));
             }
         }
-        None
+        Ok(None)
     }
 
     /// Drops what waits about an object that is going.
@@ -82,7 +82,15 @@ mod tests {
         }
         queue.forget(8);
         assert!(is_readable());
-        assert_eq!(queue.take(|_| ()), Some(Event { kind: IBV_EVENT_PORT_ERR, element: 0 }));
+        assert_eq!(queue.take(|_| ()), Ok(Some(Event { kind: IBV_EVENT_PORT_ERR, element: 0 })));
         assert!(!is_readable());
+    }
+
+    /// Whoever calls it would ask again for ever.
+    #[test]
+    fn a_descriptor_that_cannot_be_read_is_an_error_and_not_a_queue_without_events() {
+        let unreadable = std::fs::File::options().write(true).open("/dev/null").unwrap();
+        let queue = EventQueue { waiting: Mutex::default(), counter: EventCounter::from(unreadable) };
+        assert_eq!(queue.take(|_| ()), Err(Errno(libc::EBADF)));
     }
 }

@@ -44,7 +44,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
             if cq.is_null() || cq_context.is_null() {
                 return Err(EINVAL);
             }
-            let Some(queue) = unless_ending(|| take(channel).transpose()).transpose()? else {
+            let Some(queue) = unless_ending(|| take(channel))? else {
                 return Ok(Attempt::Nothing(channel.fd()));
             };
             *cq = queue;
@@ -106,7 +106,7 @@ unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, out: 
             if out.is_null() {
                 return Err(EINVAL);
             }
-            let Some(event) = unless_ending(|| open.events.take(count)) else {
+            let Some(event) = unless_ending(|| open.events.take(count))? else {
                 return Ok(Attempt::Nothing(open.events.fd()));
             };
             let mut answer = ibv_async_event { event_type: event.kind, ..ibv_async_event::default() };
