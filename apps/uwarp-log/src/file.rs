@@ -33,7 +33,10 @@ impl LogFile {
         }
         let file = if metadata.len() == 0 {
             let geometry = Geometry::new(size, segment).map_err(usage)?;
-            make(path, geometry, metadata.permissions())?
+            match make(path, geometry, metadata.permissions()) {
+                Err(error) if has_fixed_name(&error) => fill(file, path, geometry)?,
+                made => made?,
+            }
         } else {
             lock(&file, path)?;
             file
@@ -97,7 +100,11 @@ fn make(path: &Path, geometry: Geometry, permissions: Permissions) -> anyhow::Re
     lock(&file, path)?;
     // Whoever has the lock makes the file, unless another process did so before this one got it.
     let is_made = std::fs::metadata(&place).is_ok_and(|made| made.len() > 0);
-    if is_made || !std::fs::metadata(&temporary).is_ok_and(|named| is_same(&named, &file)) {
+    let is_own = std::fs::metadata(&temporary).is_ok_and(|named| is_same(&named, &file));
+    if is_made || !is_own {
+        if is_own {
+            let _ = std::fs::remove_file(&temporary);
+        }
         bail!("{} is another target's: one process at a time", path.display());
     }
     let made = file
@@ -112,6 +119,29 @@ fn make(path: &Path, geometry: Geometry, permissions: Permissions) -> anyhow::Re
         let _ = std::fs::remove_file(&temporary);
     }
     made.with_context(name)?;
+    Ok(file)
+}
+
+/// Whether no file may get the name in place of the one that has it: in somebody else's directory, or where a file is
+/// mounted alone.
+fn has_fixed_name(error: &anyhow::Error) -> bool {
+    use std::io::ErrorKind::{InvalidFilename, PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
+    let kinds = [InvalidFilename, PermissionDenied, ReadOnlyFilesystem, ResourceBusy];
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| kinds.contains(&error.kind()))
+}
+
+/// Makes a log's file of an empty one where it is. If this process is killed meanwhile, somebody has to empty it again.
+fn fill(file: File, path: &Path, geometry: Geometry) -> anyhow::Result<File> {
+    lock(&file, path)?;
+    let filled = file
+        .set_len(geometry.file())
+        .and_then(|()| file.write_all_at(&target::first_page(Identity::new(geometry)), 0))
+        .and_then(|()| file.sync_all());
+    if filled.is_err() {
+        // If this fails too, the first error is the one to report.
+        let _ = file.set_len(0);
+    }
+    filled.with_context(|| format!("{} cannot be made", path.display()))?;
     Ok(file)
 }
 
@@ -206,6 +236,12 @@ mod tests {
         std::os::unix::fs::symlink("new", &dangling).unwrap();
         LogFile::open(&dangling, SIZE, SEGMENT).unwrap();
         assert!(fs::metadata(directory.path().join("new")).unwrap().len() > 0);
+
+        // No name is free for the temporary file.
+        let long = directory.path().join("n".repeat(252));
+        File::create(&long).unwrap();
+        let log = LogFile::open(&long, SIZE, SEGMENT).unwrap();
+        assert_eq!(fs::metadata(&long).unwrap().len(), log.identity.geometry.file());
 
         let other = directory.path().join("other");
         fs::write(&other, [7; 100]).unwrap();

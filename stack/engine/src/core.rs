@@ -82,8 +82,6 @@ impl<P: Port> Core<P> {
         let levels = port.pool_levels();
         let held_budget = config.budgets.out_of_order.unwrap_or(levels.receive_total / 2).max(4) as usize;
         let reserve = config.budgets.transmit_reserve.unwrap_or((levels.transmit_total / 8).clamp(8, 256)) as usize;
-        // Whoever makes TCP hold such copies leaves a half to those who send.
-        let reserve_for_records = reserve.max(levels.transmit_total as usize / 2);
         let secret = config.secret;
         let hash = KeyedHash::new(secret);
         let fixed = config.neighbours.iter().map(|(address, mac)| ((*address).into(), *mac));
@@ -120,7 +118,6 @@ impl<P: Port> Core<P> {
                     flushed: 0,
                     taken: 0,
                     reserve,
-                    reserve_for_records,
                     free_known: 0,
                 },
             },

@@ -339,8 +339,8 @@ impl<P: Port> Core<P> {
                 return false;
             }
             // Frames of others behind its own are not waited for: there may always be some.
-            let last = *farewell.last_frame.get_or_insert(link.transmit.taken + link.transmit.queue.len() as u64);
-            link.transmit.taken >= last
+            let taken = link.transmit.taken + link.transmit.flushed as u64;
+            taken >= *farewell.last_frame.get_or_insert(taken + link.transmit.queue.len() as u64)
         };
         for Farewell { reply, abandoned, .. } in control.farewells.extract_if(.., is_due) {
             let _ = reply.send(abandoned);

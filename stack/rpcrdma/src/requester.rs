@@ -621,7 +621,7 @@ impl Requester {
     }
 }
 
-/// A new queue pair that connects.
+/// What a message may take over a connection.
 fn limits(options: &RequesterOptions, endpoint: &Endpoint) -> Limits {
     Limits {
         send: endpoint.agreement.send as usize,
@@ -630,6 +630,7 @@ fn limits(options: &RequesterOptions, endpoint: &Endpoint) -> Limits {
     }
 }
 
+/// A new queue pair that connects.
 fn begin(context: &Context, peer: SocketAddr, options: &RequesterOptions) -> Result<(Endpoint, Connecting), Error> {
     let sizes = options.sizes();
     let mut endpoint = Endpoint::new(context, sizes)?;

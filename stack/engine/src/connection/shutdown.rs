@@ -71,7 +71,7 @@ impl Shutdown {
         // A device whose peer is gone takes no more frames: those left a little later are dropped.
         let drop_at = *self.drop_at.get_or_insert(now + TRANSMIT_GRACE);
         if !link.is_up || drop_at <= now {
-            link.transmit.queue.clear();
+            link.drop_waiting();
         }
         if !link.transmit.queue.is_empty() {
             return false;

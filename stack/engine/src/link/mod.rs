@@ -69,12 +69,10 @@ pub(crate) struct Transmit<B> {
     pub(crate) greedy: u32,
     /// Frames that the device has taken in this turn.
     pub(crate) flushed: usize,
-    /// Those that it had taken before.
+    /// Those that it had taken before, or that were dropped.
     pub(crate) taken: u64,
     /// Transmit buffers that records must leave free.
     pub(crate) reserve: usize,
-    /// Transmit buffers that copies of received segments must leave free. TCP may hold them out of order for long.
-    pub(crate) reserve_for_records: usize,
     /// Transmit buffers that are known to be free; read again when it runs low.
     pub(crate) free_known: usize,
 }
@@ -143,6 +141,12 @@ impl<P: Port> Link<P> {
     fn queue_and_flush(&mut self, frame: P::Buffer) -> usize {
         self.transmit.queue.push_back(frame);
         self.flush()
+    }
+
+    /// Drops what the device has not taken. Nobody waits for it any more.
+    pub(crate) fn drop_waiting(&mut self) {
+        self.transmit.taken += self.transmit.queue.len() as u64;
+        self.transmit.queue.clear();
     }
 
     /// Gives frames to the device; returns how many it took.

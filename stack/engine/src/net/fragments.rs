@@ -145,7 +145,8 @@ impl<P: Port> Link<P> {
         let most = self.port.capabilities().data_room - self.payload_start;
         let end = pieces.payload.len().min(at + most);
         let is_last = end == pieces.payload.len();
-        let buffer = if self.has_free(self.transmit.reserve_for_records + 1) { self.alloc() } else { None };
+        // Out-of-order data may hold these buffers, so the reserve stays untouched.
+        let buffer = if self.has_free(self.transmit.reserve + 1) { self.alloc() } else { None };
         let Some(mut buffer) = buffer else {
             counters.count_drop(DropReason::NoTransmitBuffer);
             return None;

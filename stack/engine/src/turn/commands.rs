@@ -119,7 +119,7 @@ impl<P: Port> Core<P> {
         self.control.shutdown = Some(Shutdown::new(self.now, Duration::ZERO, None));
         self.rdma.fail(&mut self.counters);
         self.connections.fail_all();
-        self.link.transmit.queue.clear();
+        self.link.drop_waiting();
         self.quiet_until = Instant::ZERO;
     }
 }

@@ -146,7 +146,7 @@ fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: MutexGu
     let outcome = match outcome {
         // Of an attempt that the program has ended: it knows.
         _ if matches!(state.stage, Stage::Ended) => return,
-        Outcome::Failed(_) if state.gives_up => Outcome::Disconnected,
+        Outcome::Failed(_) | Outcome::Rejected { .. } if state.gives_up => Outcome::Disconnected,
         outcome => outcome,
     };
     let queue_pair = state.queue_pair;
