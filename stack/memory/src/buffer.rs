@@ -154,9 +154,9 @@ impl RegionBuffer {
 
     /// The octets.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `start` and `length` describe initialised memory. Nobody writes to it meanwhile: inside a registration
-        // no reference to the buffer is given out; outside only the buffer has the way to it, or else the caller of
-        // `raw` or `persistent` has promised so.
+        // SAFETY: `start` and `length` describe initialised memory. Nobody writes to it meanwhile: inside a
+        // registration no reference to the buffer is given out; outside only the buffer has the way to it, or else the
+        // caller of `raw` or `persistent` has promised so.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 

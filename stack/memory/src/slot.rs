@@ -7,8 +7,8 @@ use crate::access::{Access, Association, DomainId, Scope};
 use crate::durable::Durable;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-/// A slot: one cache line. All but the state and what binds of windows count are written only while the state is invalid
-/// and no turn that saw it valid is under way. So they do not change within a turn that has seen a valid state.
+/// A slot: one cache line. All but the state and what binds of windows count are written only while the state is
+/// invalid and no turn that saw it valid is under way. So they do not change within a turn that has seen a valid state.
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct Slot {

@@ -190,11 +190,7 @@ fn a_file_that_does_not_say_who_turns_the_engine_leaves_it_to_the_tool() {
 
 #[test]
 fn on_a_switch_the_file_says_who_turns_the_engine_too() {
-    for (text, expected) in [
-        ("", EngineMode::Inline),
-        ("[engine]\nmode = \"threaded\"\n", EngineMode::Threaded),
-        ("[engine]\ncount = 2\n", EngineMode::Threaded),
-    ] {
+    for (text, expected) in [("", EngineMode::Inline), ("[engine]\nmode = \"threaded\"\n", EngineMode::Threaded)] {
         for arguments in [&["--device", "switch"][..], &[]] {
             let text = format!("switch = \"/a/switch\"\n{text}");
             let config = with_file(&text, arguments, Role::Client, EngineMode::Inline).unwrap();

@@ -42,8 +42,7 @@ pub(crate) struct Farewell {
     pub(crate) abandoned: Option<Abandoned>,
     /// Of the connection that was left to TCP, if any.
     pub(crate) flow: Option<FlowKey>,
-    /// Once that has closed: how many frames the device has to have taken, so that the last of the connection's are among
-    /// them.
+    /// Once that has closed: how many frames the device has to have taken, so that it has the last of the connection's.
     pub(crate) last_frame: Option<u64>,
 }
 

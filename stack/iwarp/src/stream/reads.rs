@@ -148,30 +148,33 @@ impl OutstandingReads {
     /// Accepts the Commit Response to the oldest request and returns its token; as
     /// [`OutstandingReads::receive_atomic`].
     pub(crate) fn receive_commit(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
-        let Some(Outstanding::Commit { token, identifier: asked }) = self.queue.front() else {
-            return Err(Fault::ResponseUnexpected);
-        };
-        let answered = (*token, *asked);
-        self.answer(answered, identifier)
+        match self.queue.front() {
+            Some(Outstanding::Commit { token, identifier: asked }) => {
+                if *asked != identifier {
+                    return Err(Fault::ResponseIdentifier);
+                }
+                let token = *token;
+                self.queue.pop_front();
+                Ok(token)
+            }
+            _ => Err(Fault::ResponseUnexpected),
+        }
     }
 
     /// Accepts the Atomic Response to the oldest request and returns its token. Responses are matched by their order;
     /// the identifier is a cross-check.
     pub(crate) fn receive_atomic(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
-        let Some(Outstanding::Atomic { token, identifier: asked }) = self.queue.front() else {
-            return Err(Fault::ResponseUnexpected);
-        };
-        let answered = (*token, *asked);
-        self.answer(answered, identifier)
-    }
-
-    /// The oldest request, with its token and identifier, gets a response with this identifier.
-    fn answer(&mut self, (token, asked): (ReadToken, u32), identifier: u32) -> Result<ReadToken, Fault> {
-        if asked != identifier {
-            return Err(Fault::ResponseIdentifier);
+        match self.queue.front() {
+            Some(Outstanding::Atomic { token, identifier: asked }) => {
+                if *asked != identifier {
+                    return Err(Fault::ResponseIdentifier);
+                }
+                let token = *token;
+                self.queue.pop_front();
+                Ok(token)
+            }
+            _ => Err(Fault::ResponseUnexpected),
         }
-        self.queue.pop_front();
-        Ok(token)
     }
 }
 

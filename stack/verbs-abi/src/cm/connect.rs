@@ -122,8 +122,9 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         }
         // Responders of many programs speak first; a peer that does not know this start-up is connected without it.
         .prefer_peer_to_peer(ReadyToReceiveKinds::ALL);
-        start(pair, handle.key, peer, options.clone())?;
-        state.attempt = Some(Attempt { peer, options, refusals: MOST_REFUSALS });
+        let attempt = Attempt { channel: dispatch::channel()?, peer, options, refusals: MOST_REFUSALS };
+        start(pair, handle.key, &attempt)?;
+        state.attempt = Some(attempt);
         pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
         state.queue_pair = Some(pair.id);
@@ -155,7 +156,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
             features: features(),
             ..AcceptOptions::default()
         };
-        begin(pair, handle.key, |control| request.start_accept(control, options))?;
+        begin(pair, dispatch::channel()?, handle.key, |control| request.start_accept(control, options))?;
         pair::join(pair);
         pair.timeout.store(state.timeout, Ordering::Relaxed);
         state.queue_pair = Some(pair.id);

@@ -13,7 +13,7 @@ use libc::{c_int, c_void};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use uwarp::{ConnectOptions, ConnectRequest};
+use uwarp::{ConnectOptions, ConnectRequest, EventChannel};
 
 /// An identifier: what a socket is for TCP.
 pub(crate) struct Identifier {
@@ -49,6 +49,8 @@ pub(crate) struct State {
 
 /// A connection that is being made.
 pub(crate) struct Attempt {
+    /// Where its outcome is reported.
+    pub(crate) channel: &'static EventChannel,
     pub(crate) peer: SocketAddr,
     pub(crate) options: ConnectOptions,
     /// How often it may be refused before the program is told.

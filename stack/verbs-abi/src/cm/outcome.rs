@@ -2,8 +2,8 @@
 
 use crate::abi::*;
 use crate::cm::channel::Report;
-use crate::cm::identifier::{self, Identifier, Known, Stage, State, report};
-use crate::cm::{dispatch, endpoint};
+use crate::cm::endpoint;
+use crate::cm::identifier::{self, Attempt, Identifier, Known, Stage, State, report};
 use crate::errno::{EINVAL, Errno};
 use crate::handle::Handle;
 use crate::process;
@@ -11,10 +11,9 @@ use crate::verbs::context::MOST_READS;
 use crate::verbs::pair::{self, Pair};
 use libc::c_int;
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use uwarp::{ConnectOptions, ConnectRequest, Connecting, QueuePairControl, QueuePairState};
+use uwarp::{ConnectRequest, Connecting, EventChannel, QueuePairControl, QueuePairState};
 
 /// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as
 /// perftest's listen anew for each connection, and count on clients that take longer to resolve an address than they do
@@ -23,18 +22,19 @@ pub(crate) const MOST_REFUSALS: u32 = 20;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Begins to connect a queue pair for the identifier with this key.
-pub(crate) fn start(pair: &Handle<Pair>, key: u64, peer: SocketAddr, options: ConnectOptions) -> Result<(), Errno> {
+pub(crate) fn start(pair: &Handle<Pair>, key: u64, attempt: &Attempt) -> Result<(), Errno> {
     let context = process::started()?;
-    begin(pair, key, |control| context.start_connect(control, peer, options))
+    let Attempt { channel, peer, options, .. } = attempt;
+    begin(pair, channel, key, |control| context.start_connect(control, *peer, options.clone()))
 }
 
 /// Begins what ends in an event of the identifier with this key. A queue pair that is in use keeps its identifier.
 pub(crate) fn begin(
     pair: &Handle<Pair>,
+    channel: &EventChannel,
     key: u64,
     start: impl FnOnce(&mut QueuePairControl) -> Result<Connecting, uwarp::Error>,
 ) -> Result<(), Errno> {
-    let channel = dispatch::channel()?;
     let mut control = pair.control();
     if control.state() != QueuePairState::Idle {
         return Err(EINVAL);
@@ -91,8 +91,7 @@ fn connect_again(key: u64) {
             let state = handle.lock();
             match (state.queue_pair, &state.attempt) {
                 (Some(id), Some(attempt)) if matches!(state.stage, Stage::Starting) => {
-                    pair::with(id, |pair| start(pair, handle.key, attempt.peer, attempt.options.clone()))
-                        .unwrap_or(Err(EINVAL))
+                    pair::with(id, |pair| start(pair, handle.key, attempt)).unwrap_or(Err(EINVAL))
                 }
                 _ => Err(EINVAL),
             }

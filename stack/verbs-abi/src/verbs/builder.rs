@@ -25,18 +25,6 @@ pub(crate) struct Request {
     pub(crate) bind: Option<Bind>,
 }
 
-impl Request {
-    /// How many slots of the queue it takes, if it is not refused.
-    fn slots(&self, queue: &mut SendQueue) -> Result<usize, Errno> {
-        let data = match self.kind {
-            Kind::Entries => Data::Entries(self.entries.as_slice()),
-            Kind::Inline => Data::Inline(self.inline.as_slice()),
-            Kind::Bind => return window::slots_of(queue, self.bind.as_ref().ok_or(EINVAL)?),
-        };
-        Ok(queue.half.slots_of(&work::request(&self.work, &data)?)?)
-    }
-}
-
 /// What a request of a builder carries.
 pub(crate) enum Kind {
     Entries,
@@ -74,7 +62,8 @@ impl Builder {
         self.requests[..self.count].last_mut().ok_or(EINVAL)
     }
 
-    /// Posts the requests: all or none.
+    /// Posts the requests: none if the queue has no places for all, and those before the first that is refused for
+    /// another reason.
     pub(crate) fn post(&mut self, queue: &mut SendQueue) -> Result<(), Errno> {
         if let Some(errno) = self.failed {
             return Err(errno);
@@ -83,16 +72,6 @@ impl Builder {
             return Err(ENOMEM);
         }
         let requests = &mut self.requests[..std::mem::take(&mut self.count)];
-        // One alone is posted or not.
-        if requests.len() > 1 {
-            let mut slots = 0;
-            for request in requests.iter() {
-                slots += request.slots(queue)?;
-            }
-            if slots > queue.half.slots_free() {
-                return Err(ENOMEM);
-            }
-        }
         let outcome = requests.iter_mut().try_for_each(|request| {
             let work = &request.work;
             match request.kind {

@@ -7,8 +7,7 @@ use crate::handle::{Handle, object};
 use crate::process::{self, Process};
 use crate::taken::TakenCounters;
 use crate::verbs::channel::Channel;
-use crate::verbs::context::{self, next_handle};
-use crate::verbs::pair;
+use crate::verbs::context::{self, next_handle, public_number};
 use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -93,7 +92,7 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.id,
         status: status_of(completion.status),
-        qp_num: pair::public_number(completion.queue_pair),
+        qp_num: public_number(completion.queue_pair),
         byte_len: completion.length,
         ..ibv_wc::default()
     };

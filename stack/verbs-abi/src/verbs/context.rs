@@ -55,6 +55,13 @@ pub(crate) fn push_to_all(event: Event) {
 /// The most Reads and atomics at once that rdma_cm's octet and the engines take.
 pub(crate) const MOST_READS: c_int = 128;
 
+/// The number of a queue pair as programs see it, of uwarp's, which begin at 0: 0 is what a program leaves in
+/// `rdma_conn_param` that names none.
+#[inline]
+pub(crate) fn public_number(number: u32) -> u32 {
+    number + 1
+}
+
 /// A number for the structures that have one and do not use it.
 pub(crate) fn next_handle() -> u32 {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);

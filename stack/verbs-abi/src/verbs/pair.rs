@@ -71,13 +71,6 @@ pub(crate) fn by_number() -> MutexGuard<'static, BTreeMap<u32, usize>> {
     BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of a queue pair as programs see it, of uwarp's, which begin at 0: 0 is what a program leaves in
-/// `rdma_conn_param` that names none.
-#[inline]
-pub(crate) fn public_number(number: u32) -> u32 {
-    number + 1
-}
-
 /// The queue pair that a program names by its number, for a call that the program does not destroy it under.
 pub(crate) fn find(public_number: u32) -> Option<*mut ibv_qp_ex> {
     let number = public_number.checked_sub(1)?;

@@ -67,19 +67,6 @@ pub(crate) fn post(queue: &mut SendQueue, id: u64, flags: c_uint, bind: Bind) ->
     Ok(())
 }
 
-/// Looks at a bind without posting it: how many slots of the queue it takes.
-pub(crate) fn slots_of(queue: &mut SendQueue, bind: &Bind) -> Result<usize, Errno> {
-    // SAFETY: `Bind::of` has looked at the pointer.
-    let window = unsafe { Handle::<Window>::get(bind.window)? };
-    let mut inner = window.lock();
-    let former = inner.stag();
-    let request = inner.bind_as(0, bind.stag, &bind.part, bind.first, bind.access)?;
-    let slots = queue.half.slots_of(&request);
-    // As it was: the bind that is posted chooses it.
-    let _ = inner.bind_as(0, former, &bind.part, bind.first, bind.access)?;
-    Ok(slots?)
-}
-
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     pointer(|| {
         // SAFETY: the caller's pointer.

@@ -154,12 +154,6 @@ pub(crate) enum Data<'a> {
 /// Posts one request.
 #[inline]
 pub(crate) fn post(queue: &mut SendQueue, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
-    post_flagged(queue, request(work, data)?, work.flags)
-}
-
-/// A request as uwarp has it, without its flags.
-#[inline]
-pub(crate) fn request<'a>(work: &Work, data: &Data<'a>) -> Result<SendRequest<'a>, Errno> {
     let Work { id, remote, rkey, .. } = *work;
     let sent = || match data {
         Data::Entries(entries) => SendRequest::send(id, entries),
@@ -178,7 +172,7 @@ pub(crate) fn request<'a>(work: &Work, data: &Data<'a>) -> Result<SendRequest<'a
         [sink] => Ok(*sink),
         _ => Err(EINVAL),
     };
-    Ok(match work.opcode {
+    let request = match work.opcode {
         IBV_WR_SEND => sent(),
         IBV_WR_RDMA_WRITE => written(),
         IBV_WR_RDMA_READ => SendRequest::read(id, sinks()?, rkey, remote),
@@ -204,7 +198,8 @@ pub(crate) fn request<'a>(work: &Work, data: &Data<'a>) -> Result<SendRequest<'a
         }
         IBV_WR_LOCAL_INV => SendRequest::local_invalidate(id, work.word),
         _ => return Err(EOPNOTSUPP),
-    })
+    };
+    post_flagged(queue, request, work.flags)
 }
 
 /// Posts a request with the flags of the verbs.

@@ -165,17 +165,6 @@ impl SendHalf {
         self.ring.free()
     }
 
-    /// Looks at a request without posting it: how many slots it takes.
-    ///
-    /// # Errors
-    /// What [`post_send`](Self::post_send) would say, but for a full queue.
-    pub fn slots_of(&mut self, request: &SendRequest<'_>) -> Result<usize, PostErrorReason> {
-        if self.bell.is_none() || self.ring.is_closed() {
-            self.open().map_err(|error| error.reason)?;
-        }
-        Ok(request.element(&self.limits)?.0.slots())
-    }
-
     #[inline]
     fn fill(&mut self, requests: &[SendRequest<'_>]) -> (usize, Option<PostErrorReason>) {
         if let [request] = requests {
