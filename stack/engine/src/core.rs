@@ -80,7 +80,8 @@ impl<P: Port> Core<P> {
         let mut tcp_config = config.tcp;
         tcp_config.mss = tcp_config.mss.min(mss);
         let levels = port.pool_levels();
-        let held_budget = config.budgets.out_of_order.unwrap_or(levels.receive_total / 2).max(4) as usize;
+        let held_frames = config.budgets.out_of_order.unwrap_or(levels.receive_total / 2).max(4);
+        let held_copies = (levels.transmit_total / 8).min(held_frames).max(4);
         let reserve = config.budgets.transmit_reserve.unwrap_or((levels.transmit_total / 8).clamp(8, 256)) as usize;
         let secret = config.secret;
         let hash = KeyedHash::new(secret);
@@ -159,7 +160,7 @@ impl<P: Port> Core<P> {
                 ready: VecDeque::with_capacity(64),
                 starved: false,
                 pressure: Pressure::default(),
-                held: HeldFrames::new(held_budget),
+                held: HeldFrames::new(held_frames as usize, held_copies as usize),
                 records: BufferStore::with_capacity(transmit_buffers),
                 tcp_config,
                 ending: Vec::new(),

@@ -1,27 +1,18 @@
-//! States of a queue pair, named as the iWARP verbs name them, and one table of their transitions.
+//! States of a connected queue pair, named as the iWARP verbs name them, and one table of their transitions. What comes
+//! before, the TCP connection and MPA start-up, is no concern of the stream.
 //!
 //! ```text
-//!            Connect            Established
-//!   Idle ─────────────► Connecting ────────► Rts ──LocalClose, PeerClose──► Closing
-//!    ▲ ▲   StartupFailed    │                 │                               │   │
-//!    │ └────────────────────┘                 ├──LocalFault, PeerTerminate────┤   │ Closed
-//!    │                                        ▼                               ▼   │
-//!    │                                     Terminate ◄────────────────────────┘   │
-//!    │            Reset                       │ Closed                            │
-//!    └──────────────────────── Error ◄────────┴───────────────────────────────────┘
+//!   Rts ──LocalClose, PeerClose──► Closing ──Closed──► Error
+//!    │                                │                  ▲
+//!    └──LocalFault, PeerTerminate──► Terminate ──Closed──┘
 //! ```
-//! `Lost` leads from every state in which there is a connection to Error.
+//! `Lost` leads from every state to Error.
 //!
-//! The verbs let Closing end in Idle. Here it ends in Error, which flushes what is still posted; [`Event::Reset`] makes
-//! the queue pair usable again. A receive posted between "closed" and "reset" is thus flushed, never lost.
+//! The verbs let Closing end in Idle. Here it ends in Error, which flushes what is still posted.
 
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum QpState {
-    /// No connection. Receives may be posted, sends may not.
-    Idle,
-    /// TCP connection and MPA start-up are under way. Work may be posted; none of it is processed.
-    Connecting,
     /// Ready to send: full operation.
     Rts,
     /// One side requested an orderly close. Nothing new may be posted to the send queue.
@@ -34,19 +25,12 @@ pub enum QpState {
 
 impl QpState {
     /// All states.
-    pub const ALL: [QpState; 6] =
-        [QpState::Idle, QpState::Connecting, QpState::Rts, QpState::Closing, QpState::Terminate, QpState::Error];
+    pub const ALL: [QpState; 4] = [QpState::Rts, QpState::Closing, QpState::Terminate, QpState::Error];
 }
 
 /// The events that move a queue pair from one state to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The consumer connects, or accepts a connection.
-    Connect,
-    /// MPA start-up is done.
-    Established,
-    /// TCP or MPA start-up failed, or the peer rejected.
-    StartupFailed,
     /// The consumer disconnects and the send queue is empty.
     LocalClose,
     /// The peer closed its half between two FPDUs and outside of any message.
@@ -59,24 +43,12 @@ pub enum Event {
     Closed,
     /// The TCP connection was reset or timed out.
     Lost,
-    /// The consumer makes the queue pair usable again, after all work was flushed and reaped.
-    Reset,
 }
 
 impl Event {
     /// All events.
-    pub const ALL: [Event; 10] = [
-        Event::Connect,
-        Event::Established,
-        Event::StartupFailed,
-        Event::LocalClose,
-        Event::PeerClose,
-        Event::LocalFault,
-        Event::PeerTerminate,
-        Event::Closed,
-        Event::Lost,
-        Event::Reset,
-    ];
+    pub const ALL: [Event; 6] =
+        [Event::LocalClose, Event::PeerClose, Event::LocalFault, Event::PeerTerminate, Event::Closed, Event::Lost];
 }
 
 /// An event that a state does not allow. The state is unchanged.
@@ -101,9 +73,6 @@ const TRANSITIONS: &[(Event, &[QpState], QpState)] = {
     use Event as E;
     use QpState as S;
     &[
-        (E::Connect, &[S::Idle], S::Connecting),
-        (E::Established, &[S::Connecting], S::Rts),
-        (E::StartupFailed, &[S::Connecting], S::Idle),
         // A second close, by the other side, changes nothing.
         (E::LocalClose, &[S::Rts, S::Closing], S::Closing),
         (E::PeerClose, &[S::Rts, S::Closing], S::Closing),
@@ -114,8 +83,7 @@ const TRANSITIONS: &[(Event, &[QpState], QpState)] = {
         (E::LocalFault, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
         (E::PeerTerminate, &[S::Rts, S::Closing, S::Terminate], S::Terminate),
         (E::Closed, &[S::Rts, S::Closing, S::Terminate, S::Error], S::Error),
-        (E::Lost, &[S::Connecting, S::Rts, S::Closing, S::Terminate, S::Error], S::Error),
-        (E::Reset, &[S::Idle, S::Error], S::Idle),
+        (E::Lost, &[S::Rts, S::Closing, S::Terminate, S::Error], S::Error),
     ]
 };
 
@@ -161,11 +129,6 @@ mod tests {
         assert_eq!(
             text,
             "\
-Idle --Connect--> Connecting
-Idle --Reset--> Idle
-Connecting --Established--> Rts
-Connecting --StartupFailed--> Idle
-Connecting --Lost--> Error
 Rts --LocalClose--> Closing
 Rts --PeerClose--> Closing
 Rts --LocalFault--> Terminate
@@ -186,7 +149,6 @@ Terminate --Closed--> Error
 Terminate --Lost--> Error
 Error --Closed--> Error
 Error --Lost--> Error
-Error --Reset--> Idle
 "
         );
     }
@@ -199,8 +161,8 @@ Error --Reset--> Idle
 
     #[test]
     fn an_illegal_event_is_an_error_that_names_both() {
-        let error = QpState::Idle.after(Event::PeerTerminate).unwrap_err();
-        assert_eq!(error, IllegalTransition { state: QpState::Idle, event: Event::PeerTerminate });
-        assert_eq!(error.to_string(), "PeerTerminate is not possible in state Idle");
+        let error = QpState::Error.after(Event::PeerTerminate).unwrap_err();
+        assert_eq!(error, IllegalTransition { state: QpState::Error, event: Event::PeerTerminate });
+        assert_eq!(error.to_string(), "PeerTerminate is not possible in state Error");
     }
 }

@@ -15,10 +15,10 @@ use uwarp_wire::address::FlowKey;
 use uwarp_wire::arp::ArpOperation;
 use uwarp_wire::ddp::{Header, MessageSequenceNumber, QueueNumber, Stag, TaggedHeader, TaggedOffset, UntaggedHeader};
 use uwarp_wire::ethernet::EthernetAddress;
-use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, prepend_tcp};
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_fragment, prepend_tcp};
 use uwarp_wire::mpa::{EnhancedData, FrameKind, StartupFrame};
 use uwarp_wire::rdmap::{Control, Opcode, Terminate};
-use uwarp_wire::tcp::SeqNumber;
+use uwarp_wire::tcp::{self, SeqNumber};
 
 /// Room for all headers in front of a payload.
 const HEADROOM: usize = 128;
@@ -33,9 +33,12 @@ pub struct RawPeer {
     tcp: Connection,
     records: HashMap<u32, Vec<u8>>,
     next_record: u32,
+    next_packet: u32,
     waiting: VecDeque<Vec<u8>>,
     /// The next segment of data is never sent; its sequence number, once that is known.
     withheld: Option<Option<SeqNumber>>,
+    /// Segments of data leave in two IP fragments.
+    pub in_fragments: bool,
     /// Octets received in order and not consumed yet.
     pub received: Vec<u8>,
     /// Everything that TCP reported.
@@ -67,8 +70,10 @@ impl RawPeer {
             tcp: Connection::connect(config, SeqNumber(7), world.now()),
             records: HashMap::new(),
             next_record: 0,
+            next_packet: 0,
             waiting: VecDeque::new(),
             withheld: None,
+            in_fragments: false,
             received: Vec::new(),
             events: Events::NONE,
         }
@@ -209,7 +214,20 @@ impl RawPeer {
             let length = prepend_tcp(&mut frame, &path, &header, 0, payload.len(), checksum).expect("it fits");
             frame.drain(..HEADROOM - length);
             frame.extend_from_slice(payload);
-            self.put(&frame);
+            if !self.in_fragments || payload.is_empty() {
+                self.put(&frame);
+                continue;
+            }
+            let packet = &frame[path.headers_len()..];
+            self.next_packet += 1;
+            let (first, second) = packet.split_at((packet.len() / 2) & !7);
+            for (offset, part) in [(0, first), (first.len(), second)] {
+                let mut frame = [0; 1514];
+                let place = (offset, offset == 0);
+                let length =
+                    emit_fragment(&mut frame, &path, tcp::PROTOCOL, self.next_packet, place, part).expect("it fits");
+                self.put(&frame[..length]);
+            }
         }
         while let Some(token) = self.tcp.pop_acknowledged() {
             self.records.remove(&token.0);

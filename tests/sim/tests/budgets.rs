@@ -295,3 +295,37 @@ fn joined_segments_behind_gaps_count_with_all_their_buffers() {
     let pools = scene.stats().pools;
     assert_eq!(pools.receive_free, pools.receive_total);
 }
+
+/// Segments that came in fragments are held as copies in transmit buffers, which others need to send.
+#[test]
+fn fragments_behind_gaps_leave_transmit_buffers_to_others() {
+    const LENGTH: usize = 20 * 1400;
+    let mut scene = scene(Budgets::default(), false, LENGTH);
+    for hoarder in &mut scene.hoarders {
+        hoarder.peer.in_fragments = true;
+        hoarder.peer.withhold();
+        hoarder.peer.send(&fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])));
+    }
+    scene.go_on(Duration::from_millis(200), |stats| {
+        let taken = stats.pools.transmit_total - stats.pools.transmit_free;
+        // A burst of acknowledgments is under way now and then.
+        assert!(taken <= stats.pools.transmit_total / 8 + 64, "{:?}", stats.pools);
+    });
+    let stats = scene.stats();
+    assert!(stats.reassembled > 500 && stats.drops["out-of-order-budget"] > 0, "{stats:?}");
+    scene.check_bystander();
+    for hoarder in &mut scene.hoarders {
+        hoarder.peer.fill();
+    }
+    let is_there = |hoarder: &Hoarder| {
+        let mut last = [0];
+        hoarder.region.read(LENGTH - 1, &mut last).is_ok() && last == [9]
+    };
+    let all = (0..600).any(|_| {
+        scene.go_on(SECOND / 10, |_| ());
+        scene.hoarders.iter().all(is_there)
+    });
+    assert!(all, "what was held is there, and what was not comes again");
+    let pools = scene.stats().pools;
+    assert_eq!(pools.transmit_free, pools.transmit_total);
+}

@@ -122,6 +122,20 @@ fn packets_find_their_engine_wherever_they_arrive() {
     }
 }
 
+/// An acknowledgment that another engine hands over is copied, though data has left only the reserve of the pool: it
+/// is what frees the rest.
+#[test]
+fn acknowledgments_are_taken_over_when_data_fills_the_pool() {
+    let options = SimOptions { spread: Spread::Any, ..SimOptions::default() };
+    let (mut world, _) = world_for_flows(options, false, 1000, |config| config.budgets.transmit_reserve = Some(2044));
+    run(&mut world, true);
+    for engine in [0, 1] {
+        let stats = stats(&world, engine);
+        assert!(stats.taken_over > 10, "{}", stats.taken_over);
+        assert_eq!(stats.drops.get("no-transmit-buffer"), None, "{:?}", stats.drops);
+    }
+}
+
 #[test]
 fn segments_that_the_device_vouches_for_are_handed_on_without_their_checksum() {
     let options = SimOptions { unfinished_checksums: true, spread: Spread::Any, ..SimOptions::default() };

@@ -6,38 +6,73 @@ use crate::connection::slab::BufferStore;
 use crate::link::SHARE;
 use crate::link::port::{BURST, Buffer};
 
+/// Where a received segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// In the frame that has brought it.
+    Frame,
+    /// In a transmit buffer of its own: it came in fragments, or from another engine.
+    Copy {
+        /// That buffer is not of the reserve, so the segment may be held.
+        may_wait: bool,
+    },
+}
+
 /// A received frame that TCP holds out of order.
 #[derive(Debug)]
 pub(crate) struct HeldFrame<B> {
     pub(crate) buffer: B,
     pub(crate) payload_offset: u32,
+    pub(crate) origin: Origin,
+}
+
+/// What is held of one origin.
+#[derive(Debug)]
+struct Taken {
+    buffers: usize,
+    /// Most buffers.
+    budget: usize,
 }
 
 /// All frames that TCP holds out of order.
 #[derive(Debug)]
 pub(crate) struct HeldFrames<B> {
     frames: BufferStore<HeldFrame<B>>,
-    buffers: usize,
-    /// Most buffers that they may take.
-    budget: usize,
+    received: Taken,
+    copies: Taken,
 }
 
 impl<B: Buffer> HeldFrames<B> {
-    pub(crate) fn new(budget: usize) -> HeldFrames<B> {
-        HeldFrames { frames: BufferStore::with_capacity(budget + BURST), buffers: 0, budget }
+    /// With the most buffers for frames as they were received, and for copies.
+    pub(crate) fn new(received: usize, copies: usize) -> HeldFrames<B> {
+        let frames = BufferStore::with_capacity(received + copies + BURST);
+        let [received, copies] = [received, copies].map(|budget| Taken { buffers: 0, budget });
+        HeldFrames { frames, received, copies }
+    }
+
+    fn taken(&mut self, origin: Origin) -> &mut Taken {
+        match origin {
+            Origin::Frame => &mut self.received,
+            Origin::Copy { .. } => &mut self.copies,
+        }
     }
 
     /// Buffers in use. A frame that was joined on its way has several.
     pub(crate) fn len(&self) -> usize {
-        self.buffers
+        self.received.buffers + self.copies.buffers
     }
 
-    /// Whether a frame of `buffers` buffers may be held for a connection that already holds `own`: no connection holds
-    /// more than [`SHARE`] times what it leaves to others. Those whose applications post no receive (`waits`) leave
-    /// half of the budget to connections that repair losses.
+    /// Whether a frame of `buffers` buffers may be held for a connection that already holds `own` frames, which count
+    /// as long as this one: no connection holds more than [`SHARE`] times what it leaves to others. Those whose
+    /// applications post no receive (`waits`) leave half of the budget to connections that repair losses.
     #[inline]
-    pub(crate) fn fits(&self, buffers: usize, own: usize, waits: bool) -> bool {
-        self.buffers + buffers + own / SHARE <= self.budget >> u32::from(waits)
+    pub(crate) fn fits(&self, origin: Origin, buffers: usize, own: usize, waits: bool) -> bool {
+        let taken = match origin {
+            Origin::Frame => &self.received,
+            Origin::Copy { may_wait: true } => &self.copies,
+            Origin::Copy { may_wait: false } => return false,
+        };
+        taken.buffers + buffers + own * buffers / SHARE <= taken.budget >> u32::from(waits)
     }
 
     #[inline]
@@ -50,14 +85,14 @@ impl<B: Buffer> HeldFrames<B> {
     }
 
     pub(crate) fn insert(&mut self, frame: HeldFrame<B>) {
-        self.buffers += frame.buffer.segment_count();
+        self.taken(frame.origin).buffers += frame.buffer.segment_count();
         self.frames.insert(frame);
     }
 
     /// Takes a frame out. `None` cannot be, and is counted.
     pub(crate) fn remove(&mut self, token: BufferToken) -> Option<HeldFrame<B>> {
         let frame = self.frames.remove(token)?;
-        self.buffers -= frame.buffer.segment_count();
+        self.taken(frame.origin).buffers -= frame.buffer.segment_count();
         Some(frame)
     }
 }

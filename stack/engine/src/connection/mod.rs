@@ -33,7 +33,7 @@ mod table;
 pub(crate) mod time_wait;
 pub(crate) mod wheel;
 
-pub(crate) use buffers::{HeldFrame, HeldFrames, Record};
+pub(crate) use buffers::{HeldFrame, HeldFrames, Origin, Record};
 pub(crate) use segment::drop_reason;
 pub(crate) use table::{Connections, Opening};
 

@@ -6,7 +6,7 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::{Connection, Connections};
+use crate::connection::{Connection, Connections, Origin};
 use crate::link::port::Buffer;
 
 impl<B: Buffer> Connections<B> {
@@ -18,13 +18,13 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         connection: &mut Connection,
         frame: &TcpFrame,
-        buffers: usize,
+        (origin, buffers): (Origin, usize),
     ) -> Received {
         let token = self.held.next_token();
         let (mut header, mut payload_len) = (&frame.header, frame.payload_len as u32);
         let bare;
         let waits = connection.awaits_receive();
-        if !self.held.fits(buffers, connection.tcp.out_of_order_buffers(), waits)
+        if !self.held.fits(origin, buffers, connection.tcp.out_of_order_buffers(), waits)
             && (waits && payload_len > 0 || connection.tcp.is_ahead(header))
         {
             // No more may be held: data behind a gap counts as lost, but its acknowledgment is processed.

@@ -12,6 +12,7 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
+use crate::connection::Origin;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
@@ -135,19 +136,19 @@ impl Pieces<'_> {
 }
 
 impl<P: Port> Link<P> {
-    /// The next piece, in a buffer of its own. `None` also if there is no buffer, which is counted.
+    /// The next piece, in a buffer of its own, which may be of the reserve: a piece may acknowledge what fills the rest
+    /// of the pool. `None` also if there is no buffer, which is counted.
     pub(crate) fn next_piece(
         &mut self,
         counters: &mut Counters,
         pieces: &mut Pieces<'_>,
-    ) -> Option<(TcpFrame, P::Buffer)> {
+    ) -> Option<(TcpFrame, P::Buffer, Origin)> {
         let at = pieces.next.take()?;
         let most = self.port.capabilities().data_room - self.payload_start;
         let end = pieces.payload.len().min(at + most);
         let is_last = end == pieces.payload.len();
-        // Out-of-order data may hold these buffers, so the reserve stays untouched.
-        let buffer = if self.has_free(self.transmit.reserve + 1) { self.alloc() } else { None };
-        let Some(mut buffer) = buffer else {
+        let may_wait = self.has_free(self.transmit.reserve + 1);
+        let Some(mut buffer) = self.alloc() else {
             counters.count_drop(DropReason::NoTransmitBuffer);
             return None;
         };
@@ -160,7 +161,7 @@ impl<P: Port> Link<P> {
             return None;
         };
         pieces.next = (!is_last).then_some(end);
-        Some((frame, buffer))
+        Some((frame, buffer, Origin::Copy { may_wait }))
     }
 }
 

@@ -11,7 +11,7 @@ use uwarp_wire::tcp::TcpFlags;
 use crate::api::stats::DropReason;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Lent;
-use crate::connection::{Connection, HeldFrame};
+use crate::connection::{Connection, HeldFrame, Origin};
 use crate::core::Core;
 use crate::hot::receive::{End, Moment};
 use crate::link::contiguous;
@@ -76,7 +76,7 @@ impl<P: Port> Core<P> {
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
         match &usual {
-            Some(frame) => self.receive_tcp(turn, frame, buffer),
+            Some(frame) => self.receive_tcp(turn, frame, buffer, Origin::Frame),
             None => self.receive_unusual(turn, buffer),
         }
     }
@@ -85,7 +85,7 @@ impl<P: Port> Core<P> {
     fn receive_unusual(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.needs_attention = true;
         match classify(buffer.data(), buffer.total_len()) {
-            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer, Origin::Frame),
             other if buffer.segment_count() == 1 => self.receive_other(turn, other, buffer.data()),
             _ => self.receive_chain(turn, buffer),
         }
@@ -97,7 +97,7 @@ impl<P: Port> Core<P> {
         let mut scratch = std::mem::take(&mut self.link.scratch);
         let octets = contiguous(&buffer, &mut scratch);
         match classify(octets, octets.len()) {
-            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer),
+            Ok(Frame::Tcp(frame)) => self.receive_tcp(turn, &frame, buffer, Origin::Frame),
             other => self.receive_other(turn, other, octets),
         }
         self.link.scratch = scratch;
@@ -124,8 +124,8 @@ impl<P: Port> Core<P> {
                 let Some(mut pieces) = Pieces::of(&frame, octets) else {
                     return self.counters.cannot_be("the payload of a segment is behind its frame");
                 };
-                while let Some((piece, buffer)) = self.link.next_piece(&mut self.counters, &mut pieces) {
-                    self.receive_tcp(turn, &piece, buffer);
+                while let Some((piece, buffer, origin)) = self.link.next_piece(&mut self.counters, &mut pieces) {
+                    self.receive_tcp(turn, &piece, buffer, origin);
                 }
             }
             // Nested fragments are dropped.
@@ -152,7 +152,7 @@ impl<P: Port> Core<P> {
     }
 
     #[inline]
-    fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer) {
+    fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer, origin: Origin) {
         if !self.link.admits(&mut self.counters, frame, &buffer) {
             return;
         }
@@ -171,7 +171,7 @@ impl<P: Port> Core<P> {
             self.on_stranger(frame, &buffer);
             return;
         }
-        let usual = self.on_segment(turn, index, &mut connection, frame, buffer);
+        let usual = self.on_segment(turn, index, &mut connection, frame, (buffer, origin));
         self.settle_segment(connection, usual);
     }
 
@@ -219,10 +219,10 @@ impl<P: Port> Core<P> {
         index: u32,
         connection: &mut Connection,
         frame: &TcpFrame,
-        buffer: P::Buffer,
+        (buffer, origin): (P::Buffer, Origin),
     ) -> bool {
         let Core { connections, counters, now, .. } = self;
-        let received = connections.take_segment(counters, *now, connection, frame, buffer.segment_count());
+        let received = connections.take_segment(counters, *now, connection, frame, (origin, buffer.segment_count()));
         if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
             self.on_tcp_start(index, connection, received.events);
         }
@@ -236,7 +236,8 @@ impl<P: Port> Core<P> {
                 self.deliver_held(turn, index, connection);
             }
             Payload::Held => {
-                self.connections.held.insert(HeldFrame { buffer, payload_offset: frame.payload_offset as u32 });
+                let payload_offset = frame.payload_offset as u32;
+                self.connections.held.insert(HeldFrame { buffer, payload_offset, origin });
             }
             Payload::None | Payload::Discarded => {}
         }
