@@ -2,12 +2,12 @@
  * What no packaged program does: ibv_wr_*, two queue pairs on one shared receive queue, two threads on one queue pair and
  * completion queue, memory windows of type 2B, fork between two messages and while a thread polls, threads that are cancelled while
  * they poll, a full completion queue, queue pairs that the program makes and moves itself, a connection that is given up while it
- * is refused, an exit behind the last completion, memory that is gone before its region.
+ * is refused, an exit behind the last completion, memory that is gone before its region, requests right behind rdma_accept.
  *
  *   cc -o operations operations.c -lrdmacm -libverbs -lpthread
  *   ./operations TEST server ADDRESS
  *   ./operations TEST client ADDRESS
- *   TEST: wr|srq|threads|held|cancel|window|fork|beside|full|moves|refused|exit|freed
+ *   TEST: wr|srq|threads|held|cancel|window|fork|beside|full|moves|refused|exit|freed|early
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -1173,13 +1173,63 @@ static void freed_server(void)
 	check(succeeded(1).byte_len == 5);
 }
 
+/* early: a server with an event channel posts right behind rdma_accept, which waits for nothing. */
+#define EARLY 50
+
+static void early_server(const char *address)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct sockaddr_in own_address;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *listener;
+
+	check(channel != NULL);
+	to_address(&own_address, address);
+	check(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
+	check(rdma_bind_addr(listener, (struct sockaddr *)&own_address) == 0);
+	check(rdma_listen(listener, 4) == 0);
+	for (uint64_t number = 0; number < EARLY; number++) {
+		struct rdma_conn_param wanted;
+		struct end end = { 0 };
+		struct place place;
+
+		check(rdma_get_cm_event(channel, &event) == 0);
+		check(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+		end.id = event->id;
+		check(rdma_ack_cm_event(event) == 0);
+		prepare(end.id->verbs);
+		create_queue_pair(&end);
+		place = own();
+		wanted = parameters(&place);
+		check(rdma_accept(end.id, &wanted) == 0);
+		send_octets(end.id->qp, number, "early", 5);
+		event_comes(end.id, RDMA_CM_EVENT_ESTABLISHED);
+		succeeded(number);
+		event_comes(end.id, RDMA_CM_EVENT_DISCONNECTED);
+		rdma_destroy_qp(end.id);
+		check(rdma_destroy_id(end.id) == 0);
+	}
+}
+
+static void early_client(const char *address)
+{
+	for (int number = 0; number < EARLY; number++) {
+		struct end end = connected(address, one_receive);
+
+		check(succeeded(0).byte_len == 5);
+		check(rdma_disconnect(end.id) == 0);
+		rdma_destroy_qp(end.id);
+		check(rdma_destroy_id(end.id) == 0);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const char *test, *address;
 	int is_server;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: operations wr|srq|threads|held|cancel|window|fork|beside|full|moves|refused|exit|freed "
+		fprintf(stderr, "usage: operations wr|srq|threads|held|cancel|window|fork|beside|full|moves|refused|exit|freed|early "
 				"server|client ADDRESS\n");
 		return 2;
 	}
@@ -1261,6 +1311,11 @@ int main(int argc, char **argv)
 		} else {
 			freed_client(connected(address, NULL));
 		}
+	} else if (strcmp(test, "early") == 0) {
+		if (is_server)
+			early_server(address);
+		else
+			early_client(address);
 	} else {
 		fprintf(stderr, "there is no test '%s'\n", test);
 		return 2;

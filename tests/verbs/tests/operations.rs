@@ -89,3 +89,8 @@ fn a_program_that_ends_behind_its_last_completion_loses_nothing() {
 fn memory_that_is_gone_before_its_region_harms_nobody() {
     both_ends("op-freed", "freed");
 }
+
+#[test]
+fn a_server_may_post_right_behind_its_acceptance() {
+    both_ends("op-early", "early");
+}

@@ -12,11 +12,13 @@ use crate::verbs::pair::{self, Pair};
 use libc::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use uwarp::{AcceptOptions, ConnectOptions, Features, ReadyToReceiveKinds};
+use std::time::{Duration, Instant};
+use uwarp::{AcceptOptions, ConnectOptions, Features, QueuePairState, ReadyToReceiveKinds};
 
 /// How long a connection may take to come about.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long an acceptance waits for the engine, which takes some microseconds if it has a CPU.
+const ENGINE_LIMIT: Duration = Duration::from_secs(1);
 /// Requests that wait where the program does not say how many may.
 const BACKLOG: usize = 128;
 
@@ -161,11 +163,20 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
         pair.timeout.store(state.timeout, Ordering::Relaxed);
         state.queue_pair = Some(pair.id);
         state.stage = Stage::Starting;
-        // As with a device: the queue pair takes work from here on.
+        // As with a device: the queue pair takes work from here on. Once the lock is free, an end may be reported.
         pair::set_state(pair, IBV_QPS_RTS);
         drop(state);
+        await_acceptance(pair);
         complete(handle)
     })
+}
+
+/// Waits until the engine has carried the acceptance out, or has found the peer gone, which an event reports.
+fn await_acceptance(pair: &Handle<Pair>) {
+    let end = Instant::now() + ENGINE_LIMIT;
+    while pair.control().state() == QueuePairState::Connecting && Instant::now() < end {
+        std::thread::yield_now();
+    }
 }
 
 fn reject(id: *mut rdma_cm_id, private_data: *const c_void, length: u8) -> Result<(), Errno> {
