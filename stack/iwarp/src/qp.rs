@@ -100,11 +100,6 @@ impl QpState {
             .ok_or(IllegalTransition { state: self, event })
     }
 
-    /// Whether a connection in full operation may send new messages of the consumer.
-    pub const fn may_send(self) -> bool {
-        matches!(self, QpState::Rts)
-    }
-
     /// Whether work posted now is flushed at once.
     pub const fn flushes(self) -> bool {
         matches!(self, QpState::Terminate | QpState::Error)

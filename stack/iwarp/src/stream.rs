@@ -33,7 +33,8 @@ use reads::{InboundReads, OutstandingReads};
 
 /// A stream in full operation.
 ///
-/// It takes a few hundred octets. The two read queues allocate on first use and never exceed the negotiated limits.
+/// It takes a few hundred octets. The two read queues allocate on first use; the negotiated limits bound
+/// them.
 #[derive(Clone, Debug)]
 pub struct Stream {
     state: QpState,

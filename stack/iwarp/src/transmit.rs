@@ -243,14 +243,23 @@ impl Message {
         if self.finished {
             return 0;
         }
-        let header = self.header_len();
-        (header + (self.length - self.cut)).min(clamp(mulpdu))
+        self.header_len() + self.left().min(self.room(mulpdu))
     }
 
     /// Whether another ULPDU follows the next one if that is cut now.
     #[inline]
     pub const fn continues(&self, mulpdu: u16) -> bool {
-        self.header_len() + (self.length - self.cut) > clamp(mulpdu)
+        self.left() > self.room(mulpdu)
+    }
+
+    /// Octets of payload that are not cut yet.
+    const fn left(&self) -> u32 {
+        self.length - self.cut
+    }
+
+    /// Octets of payload that fit behind the header.
+    const fn room(&self, mulpdu: u16) -> u32 {
+        clamp(mulpdu) - self.header_len()
     }
 
     const fn header_len(&self) -> u32 {
@@ -268,7 +277,7 @@ impl Message {
         if self.finished {
             return None;
         }
-        Some(self.cut_segment(clamp(mulpdu) - self.header_len()))
+        Some(self.cut_segment(self.room(mulpdu)))
     }
 
     /// Cuts a segment with at most `room` octets of payload.
@@ -288,7 +297,7 @@ impl Message {
         if self.finished {
             return None;
         }
-        Some(self.cut_at_most(clamp(mulpdu) - self.header_len(), out))
+        Some(self.cut_at_most(self.room(mulpdu), out))
     }
 
     /// As [`Message::cut_into`], for a tagged message: gives the header instead of writing it. `None` also if the
@@ -299,7 +308,7 @@ impl Message {
         if self.finished {
             return None;
         }
-        let cut = self.next_cut(clamp(mulpdu) - self.header_len());
+        let cut = self.next_cut(self.room(mulpdu));
         let header = self.tagged_header((stag, offset), &cut).to_octets();
         self.advance(&cut);
         Some((header, cut))
@@ -345,7 +354,7 @@ impl Message {
     /// The segment that comes next, with at most `room` octets of payload.
     #[inline(always)]
     fn next_cut(&self, room: u32) -> Cut {
-        let left = self.length - self.cut;
+        let left = self.left();
         let payload_len = left.min(room);
         let header_len = self.header_len() as usize;
         Cut { header_len, payload_offset: self.cut, payload_len, last: payload_len == left }

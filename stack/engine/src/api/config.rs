@@ -166,7 +166,7 @@ pub struct Budgets {
     /// Most buffers of received frames that all connections together hold out of order. `None`: half of the receive
     /// pool. Frames behind a message that waits for a receive ([`IwarpConfig::receive_wait`]) may use half of it.
     /// Segments that came in fragments or from another engine are copied, and take as many transmit buffers at most,
-    /// and no more than an eighth of that pool.
+    /// and no more than an eighth of that pool, or 4.
     pub out_of_order: Option<u32>,
     /// Transmit buffers that records must leave free, for ACK, RST, Terminate and retransmission. `None`: an eighth of
     /// the transmit pool, 8 to 256.

@@ -81,6 +81,23 @@ fn the_longest_message_counts_to_its_end() {
     assert_eq!(parts, [(u32::MAX - 200, 110, false), (u32::MAX - 90, 90, true)]);
 }
 
+/// The length of a message and that of its header do not fit into 32 bits together.
+#[test]
+fn the_longest_messages_are_many_segments_from_their_first_on() {
+    for length in u32::MAX - 20..=u32::MAX {
+        for mut message in [
+            Message::read_response(Stag(1), TaggedOffset(0), length),
+            Message::write(Stag(1), TaggedOffset(0), length),
+            Message::send(SendKind::Plain, MessageSequenceNumber::FIRST, length),
+        ] {
+            assert!(message.continues(1442));
+            assert_eq!(message.next_ulpdu_len(1442), 1442);
+            let first = message.next_segment(1442).unwrap();
+            assert_eq!((first.ulpdu_len(), first.last), (1442, false));
+        }
+    }
+}
+
 #[test]
 fn a_sink_offset_that_wraps_is_the_peers_business() {
     let cut = segments(Message::read_response(Stag(1), TaggedOffset(u64::MAX), 200), 128);
