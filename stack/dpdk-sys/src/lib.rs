@@ -1,7 +1,7 @@
 //! DPDK from Rust: the bindings (generated at build time from the installed headers), a C shim for functions that DPDK
 //! only has inline, and Rust ports of the hot ones ([`fast`]). Nothing here is safe by itself: `uwarp-dpdk` is the safe
 //! interface.
-#![allow(unsafe_code)] // One of the four unsafe islands: this is the border to C.
+#![allow(unsafe_code)] // One of the unsafe islands: this is the border to C.
 
 mod bindings;
 pub mod fast;

@@ -96,7 +96,7 @@ pub enum DeviceConfig {
         #[serde(default)]
         loopback: bool,
     },
-    /// Discards every frame sent, and receives frames of zeros without end.
+    /// Discards every frame sent, and receives frames without end, whose content means nothing.
     Null {
         /// Octets of each frame given.
         #[serde(default)]

@@ -186,8 +186,10 @@ fn acquire() {
     }
     if before & FENCED != 0 {
         fence(Ordering::SeqCst);
-    } else {
-        membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    } else if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+        // It worked when EAL started, so a system call filter was installed since. A store stays in its core for
+        // nanoseconds; no bound is documented, and this one is generous.
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
     for flag in flags.iter() {
         while flag.inside.load(Ordering::Acquire) {

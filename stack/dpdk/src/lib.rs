@@ -10,7 +10,7 @@
 //! - The memory of a buffer pool outlives every buffer taken from it, even if the port is closed before.
 //!
 //! On a packet's path this crate allocates nothing, takes no lock and makes no system call; drivers may.
-#![allow(unsafe_code)] // One of the four unsafe islands: this crate turns C's promises into Rust's.
+#![allow(unsafe_code)] // One of the unsafe islands: this crate turns C's promises into Rust's.
 
 mod alarm;
 mod copies;

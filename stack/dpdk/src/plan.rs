@@ -310,7 +310,14 @@ impl Plan {
                 plan.name = format!("net_ring_{}_{number}", plain("the ring name", name)?);
             }
             DeviceConfig::Null { frame_size } => {
-                plan.arguments = format!("size={}", frame_size.unwrap_or(64));
+                let size = frame_size.unwrap_or(64);
+                // The driver does not compare it with its buffers.
+                if size > room {
+                    return Err(bad(format!(
+                        "frame-size {size} is more than a packet buffer holds with this MTU ({room})"
+                    )));
+                }
+                plan.arguments = format!("size={size}");
             }
             DeviceConfig::Pcap { receive, transmit } => {
                 let mut arguments = Vec::new();

@@ -33,6 +33,8 @@ impl Port {
     /// `options.wait_for_peer`. So does virtio-user with `server`, whose driver needs its first peer before it works at
     /// all. Any other listening end opens at once. In any case the link may come up later, see [`Port::wait_link_up`].
     ///
+    /// The drivers of virtio-user wait without limit for a vhost peer that accepts and then says nothing.
+    ///
     /// # Errors
     /// Why the device cannot work, with the remedy.
     pub fn open(eal: &Eal, device: &DeviceConfig, options: &PortOptions) -> Result<Port, Error> {

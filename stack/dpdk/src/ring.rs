@@ -71,9 +71,17 @@ pub(crate) fn open(name: &str, device: &str, loopback: bool, queues: u16, numa_n
     let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
     let pairs = pairs.get_or_insert_default();
     if !pairs.contains_key(name) {
-        let forth = rings(name, "a", queues, numa_node)?;
-        let back = if loopback { Vec::new() } else { rings(name, "b", queues, numa_node)? };
-        pairs.insert(name.to_owned(), Pair { forth, back, open: [false, false] });
+        let mut pair = Pair { forth: rings(name, "a", queues, numa_node)?, back: Vec::new(), open: [false; 2] };
+        if !loopback {
+            match rings(name, "b", queues, numa_node) {
+                Ok(back) => pair.back = back,
+                Err(error) => {
+                    pair.free();
+                    return Err(error);
+                }
+            }
+        }
+        pairs.insert(name.to_owned(), pair);
     }
     let refuse = |reason: String| Error::Configuration(format!("ring {name}: {reason}"));
     let Some(pair) = pairs.get_mut(name) else { return Err(refuse("vanished".to_owned())) };
@@ -106,11 +114,13 @@ pub(crate) fn open(name: &str, device: &str, loopback: bool, queues: u16, numa_n
         )
     };
     let Ok(port) = u16::try_from(port) else {
-        return Err(Error::Device {
-            device: name.to_owned(),
-            call: "rte_eth_from_rings",
-            reason: mark.reason(&error_text(last_error())),
-        });
+        let reason = mark.reason(&error_text(last_error()));
+        if pair.open == [false; 2]
+            && let Some(pair) = pairs.remove(name)
+        {
+            pair.free();
+        }
+        return Err(Error::Device { device: name.to_owned(), call: "rte_eth_from_rings", reason });
     };
     pair.open[side] = true;
     Ok((port, End { name: name.to_owned(), side }))

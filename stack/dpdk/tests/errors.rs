@@ -164,6 +164,8 @@ fn limits_are_told() {
     }
     assert!(matches!(refused(&ring, &PortOptions { queues: 0, ..options(1500) }), Error::Configuration(_)));
     refused(&ring, &PortOptions { queues: 100, ..options(1500) });
+    let long = refused(&DeviceConfig::Null { frame_size: Some(9000) }, &options(1500));
+    assert!(long.to_string().contains("frame-size 9000 is more than a packet buffer holds"), "{long}");
     let null = DeviceConfig::Null { frame_size: None };
     refused(&null, &PortOptions { rx_buffers: 3, ..options(1500) });
     assert!(

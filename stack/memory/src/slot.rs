@@ -116,7 +116,7 @@ const GENERATION_SHIFT: u32 = 44;
 const GENERATION_BITS: u64 = u64::MAX << GENERATION_SHIFT;
 
 /// The state of a slot: the STag in bits 0..32, then the [`Flags`], the rights from bit 40 on, and from bit 44 on the
-/// generation, which is how often the slot was freed.
+/// generation, which is how often the slot was freed, or its region changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotState(u64);
 
@@ -172,7 +172,7 @@ impl SlotState {
         Identity(self.0 & (STAG_BITS | GENERATION_BITS))
     }
 
-    /// How often the slot was freed.
+    /// How often the slot was freed, or its region changed.
     #[cfg(all(test, not(loom)))]
     pub(crate) const fn generation(self) -> u64 {
         self.0 >> GENERATION_SHIFT
@@ -185,7 +185,12 @@ impl SlotState {
 
     /// The next generation: nothing is left but STag, stream and rights, which mean nothing any more.
     fn freed(self) -> SlotState {
-        SlotState((self.0 & !(FLAG_BITS & !Flags::ONE_STREAM.0)).wrapping_add(1 << GENERATION_SHIFT))
+        SlotState(self.0 & !(FLAG_BITS & !Flags::ONE_STREAM.0)).in_next_generation()
+    }
+
+    /// The same content in the next generation.
+    pub(crate) const fn in_next_generation(self) -> SlotState {
+        SlotState(self.0.wrapping_add(1 << GENERATION_SHIFT))
     }
 
     pub(crate) const fn with(self, flags: Flags) -> SlotState {

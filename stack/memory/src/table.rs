@@ -152,7 +152,8 @@ impl RegionTable {
             allocator.registered_octets = allocator.registered_octets - asked + octets;
             return Err(ChangeError::Bound);
         }
-        let mut state = before.with(Flags::VALID);
+        // What was opened before must not take an STag that comes again for its own.
+        let mut state = before.with(Flags::VALID).in_next_generation();
         if memory.is_some() || change.scope.is_some() || !before.has(Flags::VALID) {
             state = state.with_stag(self.new_stag(&mut self.allocator(), index));
         }

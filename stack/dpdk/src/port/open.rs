@@ -284,7 +284,8 @@ fn add_when_accepted(plan: &Plan, socket: &Socket, limit: Duration) -> Result<()
             }
             timed_out
         });
-        // Not under the bus's lock: the peer may be another port of this process.
+        // Not under our own lock. But DPDK's list of virtual devices is locked as long as the driver waits, so a peer
+        // in this process has to be open already.
         let result = add(plan);
         drop(done);
         (result, watch.join().unwrap_or(false))

@@ -468,6 +468,24 @@ fn each_occupant_of_a_slot_has_a_generation_of_its_own() {
     }
 }
 
+/// An STag may come again, and what was opened before must not take it for its own then.
+#[test]
+fn a_changed_region_has_a_generation_of_its_own() {
+    let table = RegionTable::new(1, 1 << 20, 1);
+    let mut region = table.register(vec![0; LENGTH], Access::ALL, Scope::Domain(DOMAIN), TaggedBase::Zero).unwrap();
+    let mut epoch = table.engine();
+    let turn = epoch.enter();
+    let open = turn.open(US, region.stag(), Access::REMOTE_WRITE).unwrap();
+    let before = table.entries[0].state.load();
+    let memory = Some((vec![1; LENGTH].into(), TaggedBase::Zero));
+    assert!(region.change(RegionChange { memory, ..RegionChange::default() }).is_ok());
+    let after = table.entries[0].state.load();
+    assert_eq!(after.generation(), before.generation() + 1);
+    // The key of before, as it may be drawn again.
+    table.entries[0].state.publish(after.with_stag(before.stag()));
+    assert!(!open.place(0, &[2; 8]));
+}
+
 /// Who is given one window's STags learns nothing about those of another, nor of the table's.
 #[test]
 fn a_window_draws_its_keys_with_a_seed_of_128_bits() {
