@@ -450,6 +450,30 @@ fn a_read_whose_source_is_refused_comes_back_with_its_headers() {
     }
 }
 
+/// RFC 5040 §4.4: a Read may have any length of 32 bits. Its response begins like every long one, alone and behind another.
+#[test]
+fn the_longest_reads_are_answered_in_full_segments() {
+    for before in [0, 1000] {
+        let mut scene = scene(StartupOptions::default());
+        // Only what is sent is ever touched.
+        let long = scene.world.hosts[1].register(vec![0; u32::MAX as usize], Access::REMOTE_READ);
+        scene.say(&write(1, 0, &[]));
+        let mut asked = Vec::new();
+        for (number, length) in [(1, before), (2, u32::MAX)] {
+            let source_stag = Stag(long.stag());
+            let read = ReadRequest { length, source_stag, sink_stag: Stag(9), ..ReadRequest::default() };
+            asked.extend(fpdu(&untagged(Opcode::ReadRequest, 1, number, 0, &read.to_octets())));
+        }
+        scene.peer.send(&asked);
+        let answers = scene.hear(40);
+        let payloads: Vec<(usize, bool)> =
+            answers.iter().map(|answer| (answer.len() - 14, answer[0] & 0x40 != 0)).collect();
+        assert_eq!(payloads[0], (before as usize, true));
+        let full = payloads[2].0;
+        assert!(full > 1000 && payloads[1..].iter().all(|part| *part == (full, false)), "{payloads:?}");
+    }
+}
+
 /// RFC 5041 §8 and RFC 5042: a message is placed in a receive of its own stream only, even if there is none.
 #[test]
 fn each_stream_fills_its_own_receives() {
