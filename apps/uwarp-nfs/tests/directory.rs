@@ -423,6 +423,21 @@ fn nothing_leads_out_of_the_directory() {
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 2);
 }
 
+/// "Try again later" would keep the client trying for as long as the program runs.
+#[test]
+fn a_program_that_runs_is_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("sleep");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let nfs = Nfs::new(folder.path(), ALL);
+    let file = nfs.find(&nfs.root(), "sleep").unwrap();
+    let mut child = std::process::Command::new(&program).arg("60").spawn().unwrap();
+    let written = nfs.write(&file, 0, b"x", stable_how::UNSTABLE);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(written, Err(nfsstat3::NFS3ERR_IO));
+}
+
 #[test]
 fn the_kernel_judges_what_a_caller_may_do() {
     let folder = tempfile::tempdir().unwrap();
@@ -463,6 +478,21 @@ fn the_kernel_judges_what_a_caller_may_do() {
     let give = sattr3 { uid: Nfs3Option::Some(1001), ..sattr3::default() };
     assert_eq!(user.set(&own, give.clone()), nfsstat3::NFS3ERR_PERM);
     assert_eq!(root_user.set(&own, give), nfsstat3::NFS3_OK);
+    // Who may write may truncate, which the Linux client asks for with the server's time. Nobody else may do either.
+    std::fs::write(folder.path().join("shared"), "shared").unwrap();
+    std::fs::set_permissions(folder.path().join("shared"), PermissionsExt::from_mode(0o664)).unwrap();
+    std::os::unix::fs::chown(folder.path().join("shared"), None, Some(2000)).unwrap();
+    let shared = user.find(&root, "shared").unwrap();
+    let touch = sattr3 { mtime: set_mtime::SET_TO_SERVER_TIME, ..sattr3::default() };
+    let truncate = sattr3 { size: Nfs3Option::Some(0), ..touch.clone() };
+    assert_eq!(other.set(&shared, truncate.clone()), nfsstat3::NFS3ERR_ACCES);
+    assert_eq!(other.set(&shared, touch.clone()), nfsstat3::NFS3ERR_ACCES);
+    assert_eq!(user.size(&shared), Ok(6));
+    assert_eq!(user.set(&shared, truncate.clone()), nfsstat3::NFS3_OK);
+    assert_eq!((user.size(&shared), user.set(&shared, truncate)), (Ok(0), nfsstat3::NFS3_OK));
+    assert_eq!(user.set(&shared, touch), nfsstat3::NFS3_OK);
+    let mtime = set_mtime::SET_TO_CLIENT_TIME(nfstime3 { seconds: 5, nseconds: 0 });
+    assert_eq!(user.set(&shared, sattr3 { mtime, ..sattr3::default() }), nfsstat3::NFS3ERR_PERM);
     // A program that may be executed but not read.
     assert_eq!(root_user.set(&secret, mode(0o711)), nfsstat3::NFS3_OK);
     assert_eq!(other.read(&secret, 0, 10), Ok((b"secret".to_vec(), true)));

@@ -17,6 +17,8 @@ use uwarp::{
 const WORK_DEPTH: usize = 128;
 /// The most local requests in front of a message: two fast regions, each invalidated and registered.
 pub(crate) const LOCAL_REQUESTS: usize = 4;
+/// Events that one look at an endpoint handles, so that a peer that sends without end does not take all of the time.
+pub(crate) const EVENTS_MAX: usize = 128;
 /// Octets between two buffers. If all buffers began at the same offset of a page, their first octets would share a few
 /// cache lines.
 const STAGGER: usize = 64;

@@ -8,7 +8,7 @@ mod registration;
 
 use crate::binding::Binding;
 use crate::credits::Credits;
-use crate::endpoint::{Endpoint, Event, Failure, Sizes};
+use crate::endpoint::{EVENTS_MAX, Endpoint, Event, Failure, Sizes};
 use crate::header::{Body, DiscardReason, RdmaError, parse_reply};
 use crate::plan::Limits;
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
@@ -341,7 +341,11 @@ impl Requester {
 
     /// The next call that has ended, without waiting.
     pub fn poll(&mut self) -> Option<Finished> {
-        while self.finished.is_empty() && self.drive() {}
+        for _ in 0..EVENTS_MAX {
+            if !self.finished.is_empty() || !self.drive() {
+                break;
+            }
+        }
         self.finished.pop_front()
     }
 
@@ -382,12 +386,17 @@ impl Requester {
             }
         };
         loop {
+            for _ in 0..EVENTS_MAX {
+                if self.finished.iter().any(|finished| finished.id == id) || !self.drive() {
+                    break;
+                }
+            }
             if let Some(at) = self.finished.iter().position(|finished| finished.id == id)
                 && let Some(finished) = self.finished.remove(at)
             {
                 return Ok(finished);
             }
-            if !self.drive() && !self.wait(deadline)? {
+            if !self.wait(deadline)? {
                 self.cancel(id);
             }
         }

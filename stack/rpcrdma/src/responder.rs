@@ -14,7 +14,7 @@ pub use common::Common;
 pub use ending::Over;
 
 use crate::binding::Binding;
-use crate::endpoint::{Endpoint, Event, Failure, Sizes};
+use crate::endpoint::{EVENTS_MAX, Endpoint, Event, Failure, Sizes};
 use crate::header::{Body, CallFault, DiscardReason, Header, RdmaError, parse_call};
 use crate::private_data::{DEFAULT_INLINE_THRESHOLD, PrivateData};
 use crate::rpc::{OwnedAuth, Status};
@@ -141,9 +141,6 @@ pub struct Responder {
     stats: ResponderStats,
 }
 
-/// Events that one [`Responder::poll`] looks at.
-const EVENTS_MAX: usize = 128;
-
 impl std::fmt::Debug for Responder {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
@@ -262,10 +259,7 @@ impl Responder {
     /// The connection has ended.
     pub fn poll(&mut self) -> Result<Option<Request>, Over> {
         for _ in 0..EVENTS_MAX {
-            if self.has_part()
-                && !self.ending.stopped
-                && let Some(request) = self.calls.give()
-            {
+            if let Some(request) = self.give() {
                 return Ok(Some(request));
             }
             if let Some(over) = self.ending.over {
@@ -285,7 +279,13 @@ impl Responder {
                 Err(_) => self.close(),
             }
         }
-        Ok(None)
+        // Nothing else may come before this call is answered.
+        Ok(self.give())
+    }
+
+    /// A call that is complete, if the application may have another.
+    fn give(&mut self) -> Option<Request> {
+        if self.has_part() && !self.ending.stopped { self.calls.give() } else { None }
     }
 
     /// Waits for the next call; `None` after a time-out.

@@ -569,6 +569,23 @@ fn a_grant_of_nothing_is_logged_once() {
     assert_eq!(client.stats().zero_grants, 2);
 }
 
+/// Wrong replies end no call, so a peer that sends them without end must not take all of a requester's time.
+#[test]
+fn one_look_at_a_responder_handles_so_many_of_its_messages_and_no_more() {
+    const REPLIES: u32 = 200;
+    const MOST: u64 = 128;
+    let (mut client, mut raw) = requester(RequesterOptions { credits: 256, ..once() });
+    client.start(get(10, Vec::new())).unwrap();
+    let (header, _) = asked(&mut client, &mut raw);
+    for _ in 0..REPLIES {
+        raw.send(&reply(header.xid ^ 1, 256, Chunks::default(), &[]));
+        raw.turn();
+    }
+    assert!(client.poll().is_none());
+    let discarded = client.stats().discarded;
+    assert!((MOST / 2..=MOST).contains(&discarded), "{discarded}");
+}
+
 /// A call that is refused without the application returns its credit at once, so a peer that sends such calls without
 /// end must not take all of the server's time.
 #[test]

@@ -92,9 +92,7 @@ pub(super) fn of_errno(error: Errno) -> nfsstat3 {
         Errno::DQUOT => nfsstat3::NFS3ERR_DQUOT,
         Errno::STALE => nfsstat3::NFS3ERR_STALE,
         Errno::OPNOTSUPP => nfsstat3::NFS3ERR_NOTSUPP,
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::TXTBSY | Errno::BUSY => {
-            nfsstat3::NFS3ERR_JUKEBOX
-        }
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::BUSY => nfsstat3::NFS3ERR_JUKEBOX,
         _ => nfsstat3::NFS3ERR_IO,
     }
 }

@@ -7,6 +7,7 @@ use crate::directory::object::Object;
 use crate::directory::{Directory, may};
 use nfs3_types::nfs3::{self, SETATTR3resok, nfsstat3, nfstime3};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Gid, Mode, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::io::Errno;
 use uwarp_rpcrdma::xdr::{Reader, XdrError};
 
 /// sattr3 (RFC 1813 §2.6).
@@ -22,6 +23,7 @@ pub(super) struct Settings {
 /// Nanoseconds of a second.
 const SECOND: u32 = 1_000_000_000;
 const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
 
 impl Settings {
     pub(super) const NONE: Self = Self { mode: None, uid: None, gid: None, size: None, times: [OMIT; 2] };
@@ -34,7 +36,7 @@ impl Settings {
         for time in &mut times {
             *time = match reader.u32()? {
                 0 => OMIT,
-                1 => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+                1 => NOW,
                 // The system refuses an invalid number of nanoseconds, but its special values for "now" and "leave
                 // unchanged" must not get through.
                 2 => Timespec { tv_sec: reader.u32()?.into(), tv_nsec: reader.u32()?.min(SECOND).into() },
@@ -113,10 +115,21 @@ impl Directory {
             let mode = Mode::from_raw_mode(mode & 0o7777);
             rustix::fs::chmodat(CWD, object.link(), mode, AtFlags::empty()).map_err(of_errno)?;
         }
-        if settings.times.iter().any(|time| time.tv_nsec != UTIME_OMIT) {
-            let times = Timestamps { last_access: settings.times[0], last_modification: settings.times[1] };
-            rustix::fs::utimensat(CWD, object.link(), &times, AtFlags::empty()).map_err(of_errno)?;
+        let [access, modification] = settings.times;
+        let are = |wanted: &[_]| settings.times.iter().all(|time| wanted.contains(&time.tv_nsec));
+        if are(&[UTIME_OMIT]) {
+            return Ok(());
         }
-        Ok(())
+        let set = |last_access, last_modification| {
+            let times = Timestamps { last_access, last_modification };
+            rustix::fs::utimensat(CWD, object.link(), &times, AtFlags::empty())
+        };
+        match set(access, modification) {
+            // Whoever may write may set the server's time, as those do who truncate a file. The system lets others than
+            // the owner do that for both times only.
+            Err(Errno::PERM) if are(&[UTIME_OMIT, UTIME_NOW]) => set(NOW, NOW),
+            set => set,
+        }
+        .map_err(of_errno)
     }
 }
