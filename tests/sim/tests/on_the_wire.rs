@@ -450,7 +450,8 @@ fn a_read_whose_source_is_refused_comes_back_with_its_headers() {
     }
 }
 
-/// RFC 5040 §4.4: a Read may have any length of 32 bits. Its response begins like every long one, alone and behind another.
+/// RFC 5040 §4.4: a Read may have any length of 32 bits. Its response begins like every long one, alone and behind
+/// another.
 #[test]
 fn the_longest_reads_are_answered_in_full_segments() {
     for before in [0, 1000] {
