@@ -1,6 +1,7 @@
 //! How a tool ends: exit status 0 on success, 2 if the command line or the configuration is invalid (with one sentence
 //! that says what), 1 if something else failed.
 
+use crate::output::complain;
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::io::IsTerminal as _;
@@ -53,13 +54,13 @@ pub fn usage(sentence: impl Into<String>) -> anyhow::Error {
 pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>) -> ExitCode {
     let name = Arguments::command().get_name().to_owned();
     if let Err(error) = crate::pair::end_with_pair() {
-        eprintln!("{name}: cannot ask for this process to end with its pair: {error}");
+        complain(format_args!("{name}: cannot ask for this process to end with its pair: {error}"));
         return ExitCode::FAILURE;
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => {
-            eprintln!("{name}: {} (try '{name} --help')", sentence(&error));
+            complain(format_args!("{name}: {} (try '{name} --help')", sentence(&error)));
             return ExitCode::from(2);
         }
         Err(help) => {
@@ -76,7 +77,7 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
                 return ExitCode::from(status);
             }
             let status = if is_of_the_user(&error) { 2 } else { 1 };
-            eprintln!("{name}: {error:#}");
+            complain(format_args!("{name}: {error:#}"));
             ExitCode::from(status)
         }
     }

@@ -25,9 +25,29 @@ pub fn align_numbers(table: &mut Table, first: usize) {
     }
 }
 
-/// Writes text to standard output; a closed pipe is not an error.
+/// Writes text to standard output, if anybody reads it: for what is only told. See [`print_data`].
 pub fn print(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout().lock(), "{text}");
+}
+
+/// Writes octets and a newline to standard output: for what a program is asked for. A pipe that its reader has closed
+/// is no error.
+///
+/// # Errors
+/// The octets cannot be written.
+pub fn print_data(octets: &[u8]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(octets).and_then(|()| out.write_all(b"\n")) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("standard output cannot be written")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes text to standard error, if anybody reads it. `eprintln` would end the program if nobody does.
+pub fn complain(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// A peer's text made safe to print: control characters, which a terminal would obey, are escaped.
@@ -50,8 +70,7 @@ pub fn printable(words: &str) -> String {
 pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(value).context("the result cannot be written as JSON")?;
     if path == Path::new("-") {
-        print(text);
-        return Ok(());
+        return print_data(text.as_bytes());
     }
     std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }

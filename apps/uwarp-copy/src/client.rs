@@ -184,7 +184,7 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<Co
     let meter = Meter::start();
     let size = file.size();
     link.tell(&Request::Put { name: name.to_owned(), size })?;
-    let window = match next(link)? {
+    let window = match next(link, true)? {
         Reply::PutReady { window } => window,
         other => return Err(unexpected(other)),
     };
@@ -239,16 +239,17 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<Co
     }
     drop(progress);
     link.tell(&Request::PutEnd { hash: file.hash() })?;
-    match next(link)? {
+    // The server syncs the file first, which may take minutes. A server that is gone ends the connection.
+    match next(link, false)? {
         Reply::Stored { cpu_ns } => Ok(meter.copied(name, size, Some(cpu_ns))),
         other => Err(unexpected(other)),
     }
 }
 
-/// The next message.
-fn next(link: &mut Link) -> anyhow::Result<Reply> {
+/// The next message. `limited`: see [`Link::next`].
+fn next(link: &mut Link, limited: bool) -> anyhow::Result<Reply> {
     loop {
-        match link.next(true)? {
+        match link.next(limited)? {
             Happening::Message(reply) => return Ok(reply),
             Happening::Done(_) => {}
             Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),
@@ -281,7 +282,7 @@ pub fn get(client: Client<'_>, places: Vec<Place>) -> anyhow::Result<()> {
 fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<Copied> {
     let meter = Meter::start();
     link.tell(&Request::Get { name: place.name.clone() })?;
-    let (window, size) = match next(link)? {
+    let (window, size) = match next(link, true)? {
         Reply::GetReady { window, size } => (window, size),
         other => return Err(unexpected(other)),
     };

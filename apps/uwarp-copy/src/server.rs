@@ -46,7 +46,9 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
                 // A client that keeps reconnecting must not fill the log.
                 if refused.is_none_or(|last: Instant| last.elapsed() > Duration::from_secs(1)) {
                     refused = Some(Instant::now());
-                    eprintln!("uwarp-copy: client {peer} was refused: --allow does not name its address");
+                    output::complain(format_args!(
+                        "uwarp-copy: client {peer} was refused: --allow does not name its address"
+                    ));
                 }
                 let _ = request.reject(Allow::refusal(peer.ip()).as_bytes());
                 continue;
@@ -77,7 +79,7 @@ fn serve_and_report(context: &Context, request: ConnectRequest, service: &Servic
         && !signals::interrupted()
         && !service.once
     {
-        eprintln!("uwarp-copy: client {peer}: {error:#}");
+        output::complain(format_args!("uwarp-copy: client {peer}: {error:#}"));
     }
     result
 }

@@ -157,7 +157,7 @@ pub fn run(
             if let Some(sequence) = unacknowledged.pop_front()
                 && acknowledge
             {
-                output::print(sequence);
+                output::print_data(sequence.to_string().as_bytes())?;
             }
             records += 1;
             (progress, last) = (Instant::now(), Instant::now());

@@ -3,7 +3,6 @@
 use crate::file::walk_file;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Write as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -153,7 +152,7 @@ impl Reader {
             if epoch == heard.epoch && number > printed && number <= heard.last {
                 missing(number - printed - 1, GONE);
                 if record.kind == Kind::Payload {
-                    output::print(String::from_utf8_lossy(record.payload));
+                    output::print_data(record.payload)?;
                 }
                 printed = number;
             }
@@ -193,7 +192,6 @@ fn missing(count: u64, why: &str) {
     }
 }
 
-/// Nobody has to listen.
 fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "uwarp-log: {text}");
+    output::complain(format_args!("uwarp-log: {text}"));
 }

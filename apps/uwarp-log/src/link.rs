@@ -438,7 +438,7 @@ impl Link {
     fn warn(&mut self, target: usize, why: &str) {
         if self.warned != why {
             why.clone_into(&mut self.warned);
-            eprintln!("uwarp-log: target {target} is left out: {}", output::printable(why));
+            output::complain(format_args!("uwarp-log: target {target} is left out: {}", output::printable(why)));
         }
     }
 

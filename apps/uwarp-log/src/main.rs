@@ -261,7 +261,7 @@ fn read(arguments: &ReadArguments) -> anyhow::Result<()> {
     let mut records = Vec::new();
     let (identity, walk) = file::walk_file(&file, None, |&Record { kind, payload, tail }| {
         if kind == Kind::Payload && !quiet {
-            output::print(String::from_utf8_lossy(payload));
+            output::print_data(payload)?;
         } else if kind == Kind::Payload && arguments.json.is_some() && !arguments.summary {
             records.push((tail.sequence, payload.iter().map(|octet| format!("{octet:02x}")).collect()));
         }

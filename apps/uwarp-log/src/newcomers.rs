@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 use uwarp::{AcceptOptions, ConnectRequest, Context, ProtectionDomain};
-use uwarp_app::Allow;
 use uwarp_app::channel::{Channel, Event};
+use uwarp_app::{Allow, output};
 use uwarp_log::auth::{Answer, Challenge, Greeting, Handshake, Proof, Secret, Side, reply};
 
 /// The most such connections.
@@ -179,7 +179,7 @@ impl<'a> Newcomers<'a> {
             0 => String::new(),
             silent => format!(" (and {silent} others were refused since the last line)"),
         };
-        eprintln!("uwarp-log: {peer} is refused: {reason}{more}");
+        output::complain(format_args!("uwarp-log: {peer} is refused: {reason}{more}"));
         self.complained = Some(Instant::now());
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context, ListenOptions, Listener, MemoryRegion, ProtectionDomain};
 use uwarp_app::channel::{Channel, Event};
-use uwarp_app::{Allow, ConfineFlags, Confinement, signals, units, usage};
+use uwarp_app::{Allow, ConfineFlags, Confinement, output, signals, units, usage};
 use uwarp_log::auth::Secret;
 use uwarp_log::layout::{Geometry, Identity, MIN_SLOTS};
 use uwarp_log::message::{ToClient, ToTarget, Window};
@@ -185,7 +185,7 @@ impl Target<'_> {
                 }
                 Ok(Some(event)) => event,
                 Err(error) => {
-                    eprintln!("uwarp-log: a connection is closed: {error:#}");
+                    output::complain(format_args!("uwarp-log: a connection is closed: {error:#}"));
                     Event::Closed
                 }
             };
@@ -321,12 +321,12 @@ impl Target<'_> {
                     if self.has_writer {
                         self.tell(0, &ToClient::Shrink { slots: wanted })?;
                     } else {
-                        eprintln!(
+                        output::complain(format_args!(
                             "uwarp-log: nobody writes: the next writer is asked, which has to move what lies there"
-                        );
+                        ));
                     }
                 }
-                Err(error) => eprintln!("uwarp-log: {error}"),
+                Err(error) => output::complain(format_args!("uwarp-log: {error}")),
             },
             ["status"] => {
                 let Identity { geometry, epoch, .. } = self.log.identity;
@@ -337,7 +337,9 @@ impl Target<'_> {
                     if self.has_writer { "a writer is here" } else { "no writer" }
                 ));
             }
-            _ => eprintln!("uwarp-log: '{line}' is no command: there are 'shrink SIZE' and 'status'"),
+            _ => output::complain(format_args!(
+                "uwarp-log: '{line}' is no command: there are 'shrink SIZE' and 'status'"
+            )),
         }
         Ok(())
     }

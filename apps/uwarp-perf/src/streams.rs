@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 use uwarp_app::pair::is_side;
-use uwarp_app::{NetworkFlags, signals, usage};
+use uwarp_app::{NetworkFlags, output, signals, usage};
 
 /// Octets of a checked run, about.
 const VERIFIED_OCTETS: u64 = 8 << 20;
@@ -58,7 +58,7 @@ pub fn server(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> 
     let mut listener = TcpListener::bind_with(&context, arguments.port, &accept)?;
     if !is_side() {
         // Standard output is for results, of which a server has none.
-        eprintln!("waiting for clients on {}", listener.local_addr());
+        output::complain(format_args!("waiting for clients on {}", listener.local_addr()));
     }
     // The client signals its end by an empty connection.
     loop {
@@ -70,7 +70,7 @@ pub fn server(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> 
             Ok(true) if arguments.once => return Ok(()),
             Ok(_) => {}
             Err(error) if arguments.once => return Err(error),
-            Err(error) => eprintln!("uwarp-perf: client {peer}: {error:#}"),
+            Err(error) => output::complain(format_args!("uwarp-perf: client {peer}: {error:#}")),
         }
     }
 }

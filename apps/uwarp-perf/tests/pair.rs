@@ -82,6 +82,13 @@ fn extensions_over_virtio_and_memif() {
     assert!(connections["connections_per_s"].as_f64().unwrap() > 0.0);
 }
 
+/// There are more connections than queue pairs.
+#[test]
+fn connections_that_have_ended_take_no_queue_pair() {
+    let result = pair(&["connect-rate", "--iterations", "17000"]);
+    assert_eq!(result["iterations"], 17_000);
+}
+
 #[test]
 fn latency_over_memif() {
     for test in ["write-latency", "read-latency", "send-latency", "atomic-latency", "raw-latency"] {

@@ -30,7 +30,7 @@ pub fn run(context: &Context, options: &Options, once: bool) -> anyhow::Result<(
             return result;
         }
         if let Err(error) = result {
-            eprintln!("uwarp-ping: client {peer}: {error:#}");
+            output::complain(format_args!("uwarp-ping: client {peer}: {error:#}"));
         }
     }
 }

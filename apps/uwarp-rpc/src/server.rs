@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Context, ListenOptions, Listener};
-use uwarp_app::signals;
+use uwarp_app::{output, signals};
 use uwarp_rpcrdma::binding::Binding;
 use uwarp_rpcrdma::responder::{Common, Responder, ResponderOptions};
 use uwarp_rpcrdma::walk::Part;
@@ -99,7 +99,7 @@ impl<'a> Clients<'a> {
             let peer = request.peer();
             match Responder::accept(self.context, request, bindings, self.options.clone(), common) {
                 Ok(responder) => self.clients.push((responder, Server::default())),
-                Err(error) => eprintln!("uwarp-rpc: client {peer}: {error}"),
+                Err(error) => output::complain(format_args!("uwarp-rpc: client {peer}: {error}")),
             }
         }
         let mut round = Round { busy: false, left: false };

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Context, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
-use uwarp_app::signals;
+use uwarp_app::{output, signals};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::requester::Call;
 use uwarp_rpcrdma::responder::Answer;
@@ -94,7 +94,7 @@ pub fn serve(context: &Context, port: u16, once: bool) -> anyhow::Result<()> {
             Ok(()) if once => return Ok(()),
             Ok(()) => {}
             Err(error) if once => return Err(error),
-            Err(error) => eprintln!("uwarp-rpc: client {peer}: {error:#}"),
+            Err(error) => output::complain(format_args!("uwarp-rpc: client {peer}: {error:#}")),
         }
     }
     Ok(())

@@ -63,6 +63,40 @@ fn a_target_gets_memory_back_without_a_broken_connection() {
 }
 
 #[test]
+fn lines_are_read_as_they_were_appended_or_reading_fails() {
+    const LINES: &[u8] = b"caf\xe9\n\x00\xff\nlast\n";
+    let places = Places::new();
+    let _target = places.target(0);
+    let mut writer = places.append(1, &[]).stdin(Stdio::piped()).spawn().unwrap();
+    writer.stdin.take().unwrap().write_all(LINES).unwrap();
+    assert!(writer.wait().unwrap().success());
+    let read = || {
+        let mut command = program(&["read"]);
+        command.arg(places.file(0));
+        command
+    };
+    let output = read().output().unwrap();
+    assert!(output.status.success() && output.stdout == LINES, "{output:?}");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = read().stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output cannot be written"), "{output:?}");
+}
+
+/// A target whose standard error nobody reads any more goes on when it has something to say there.
+#[test]
+fn a_target_that_nobody_listens_to_goes_on() {
+    let places = Places::new();
+    let mut command = places.program(&["serve", "--size", "4M", "--allow", "10.77.0.99"]);
+    command.arg(places.file(0)).arg("--socket").arg(places.socket(0)).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut target = Process(command.spawn().unwrap());
+    drop(target.0.stderr.take());
+    let mut refused = places.program(&["append", "--patience", "3s", "--target"]);
+    assert!(!refused.arg(places.socket(0)).stdin(Stdio::null()).output().unwrap().status.success());
+    assert!(target.0.try_wait().unwrap().is_none());
+}
+
+#[test]
 fn a_writer_is_asked_for_memory_that_was_wanted_before_it_came() {
     let places = Places::new();
     let (_target, mut control, mut said) = places.controlled_target();

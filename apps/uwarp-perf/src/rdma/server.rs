@@ -9,10 +9,12 @@ use crate::cli::{QPS_MAX, ServeArguments, Test};
 use crate::meter::check_interrupted;
 use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
-use uwarp::{AcceptOptions, Config, ConnectRequest, Context, ListenOptions, Listener, QueuePair, QueuePairState};
+use uwarp::{
+    AcceptOptions, Completion, Config, ConnectRequest, Context, ListenOptions, Listener, QueuePair, QueuePairState,
+};
 use uwarp_app::channel::Channel;
 use uwarp_app::pair::is_side;
-use uwarp_app::signals;
+use uwarp_app::{output, signals};
 
 /// Memory that a client may request, in octets.
 const MEMORY_MAX: u64 = 16 << 30;
@@ -27,7 +29,7 @@ pub fn run(mut config: Config, arguments: &ServeArguments) -> anyhow::Result<()>
     let mut listener = context.listen(arguments.port, ListenOptions { backlog: 1024, ..ListenOptions::default() })?;
     if !is_side() {
         // Standard output is for results, of which a server has none.
-        eprintln!("waiting for clients on {}", context.socket_address(arguments.port));
+        output::complain(format_args!("waiting for clients on {}", context.socket_address(arguments.port)));
     }
     loop {
         if signals::interrupted() {
@@ -44,7 +46,7 @@ pub fn run(mut config: Config, arguments: &ServeArguments) -> anyhow::Result<()>
         if let Err(error) = result
             && !signals::interrupted()
         {
-            eprintln!("uwarp-perf: client {peer}: {error:#}");
+            output::complain(format_args!("uwarp-perf: client {peer}: {error:#}"));
         }
     }
 }
@@ -153,6 +155,8 @@ fn take_connections(session: &mut Session, listener: &mut Listener, seed: u64) -
             Some(other) => bail!("sent {other:?} while it made connections"),
         }
         open.retain_mut(|queue_pair| queue_pair.state() != QueuePairState::Disconnected);
+        // The receives that were flushed: queue pairs whose completions nobody has read stay.
+        while session.completions.poll(&mut [Completion::default(); 8]) > 0 {}
         let Some(arrival) = listener.try_next()? else { continue };
         if data_from_octets(arrival.private_data()).is_none_or(|(asked, _)| asked != seed) {
             arrival.reject(b"another client's test is running: try again later")?;
