@@ -60,6 +60,29 @@ fn any_order_of_dropping_ends_well() {
     });
 }
 
+/// Flushed receives that nobody has read keep a queue pair, but no longer than its context.
+#[test]
+fn a_closed_context_leaves_nothing_behind() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    in_both_modes(|mode| {
+        let mut before = 0;
+        for round in 0..5 {
+            let (mut client, server) = connected(mode);
+            client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+            let Side { qp, cq, mr, pd, context, .. } = client;
+            context.close().unwrap();
+            drop(qp);
+            drop((cq, mr, pd));
+            drop(server);
+            // The first round opens what the process keeps.
+            if round == 0 {
+                before = descriptors();
+            }
+        }
+        assert_eq!(descriptors(), before);
+    });
+}
+
 #[test]
 fn calls_after_closing_fail_clearly() {
     in_both_modes(|mode| {

@@ -240,7 +240,14 @@ impl Core {
             self.objects.queue_pairs.put(queue_pair.number());
             return;
         }
-        let is_due = lock(&self.lingering).add(queue_pair);
+        let mut lingering = lock(&self.lingering);
+        let is_due = lingering.add(queue_pair);
+        if self.state.load(Ordering::Acquire) == CLOSED {
+            // It holds its completion queues, and they hold this.
+            lingering.clear();
+            return;
+        }
+        drop(lingering);
         if is_due {
             self.reap_lingering();
         }
@@ -376,13 +383,13 @@ impl Core {
         if self.is_inline() {
             driver::unseat(self.id);
         }
-        lock(&self.lingering).clear();
         // The queues are back, unless an engine was left behind: then the last one to go closes the device.
         lock(&self.port).take();
         if let Some(link) = self.switch.get() {
             link.close();
         }
         self.state.store(CLOSED, Ordering::Release);
+        lock(&self.lingering).clear();
         self.waiters.wake();
     }
 }
