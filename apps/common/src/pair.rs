@@ -153,8 +153,13 @@ const SIDE: &str = "UWARP_SIDE_OF_A_PAIR";
 /// This program's file cannot be found.
 pub fn side(subcommand: &str, cpu: usize, network: &NetworkFlags) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
-    command.env(SIDE, "1").args([subcommand, "--cpus", &cpu.to_string()]).args(network.to_arguments());
+    ends_with_this(&mut command).args([subcommand, "--cpus", &cpu.to_string()]).args(network.to_arguments());
     Ok(command)
+}
+
+/// Makes a command's process, which runs [`crate::run`], end with the thread that starts it.
+pub fn ends_with_this(command: &mut Command) -> &mut Command {
+    command.env(SIDE, "1")
 }
 
 /// Whether this process is a side of a pair.

@@ -49,12 +49,15 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
     let length = |payload: u64| (payload + 64) * count + (4 << 20);
     let mut sides = Vec::new();
     let mut writer = Command::new(&own);
-    writer.args(["append", "--all", "--json", "-", "--secret-file"]).arg(&secret).args(network.to_arguments());
+    pair::ends_with_this(&mut writer)
+        .args(["append", "--all", "--json", "-", "--secret-file"])
+        .arg(&secret)
+        .args(network.to_arguments());
     let mut files = Vec::new();
     for number in 0..*targets {
         let (file, socket) = (place.join(format!("{number}.log")), folder.path().join(format!("{number}.sock")));
         let mut target = Command::new(&own);
-        target.arg("serve").arg(&file).args(["--size", &length(*size).to_string()]);
+        pair::ends_with_this(&mut target).arg("serve").arg(&file).args(["--size", &length(*size).to_string()]);
         target.arg("--secret-file").arg(&secret);
         target.args(network.to_arguments()).arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
         sides.push(Side(target.spawn().context("cannot start a target")?));

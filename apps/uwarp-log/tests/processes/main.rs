@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use uwarp::{AcceptOptions, DisconnectReason, ListenOptions, SendRequest, TerminateCode};
 use uwarp_app::Role;
 use uwarp_app::channel::{Channel, Event, part};
@@ -30,6 +31,34 @@ fn a_pair_over_each_device() {
         let result: Value = serde_json::from_slice(&succeeds(&program(arguments).output().unwrap())).unwrap();
         assert_eq!(result["live"], if arguments.contains(&"1") { 1 } else { 3 });
     }
+}
+
+#[test]
+fn a_pair_that_is_killed_leaves_no_process() {
+    let mut pair = Process(program(&["pair", "--targets", "1", "--iterations", "1000000000"]).spawn().unwrap());
+    let children = format!("/proc/{0}/task/{0}/children", pair.0.id());
+    let sides = loop {
+        let text = std::fs::read_to_string(&children).unwrap();
+        let sides: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        if sides.len() == 2 && sides.iter().all(|side| command_line(side).contains("uwarp-log")) {
+            break sides;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    // Long enough for each side to have begun.
+    std::thread::sleep(Duration::from_millis(500));
+    pair.0.kill().unwrap();
+    pair.0.wait().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while sides.iter().any(|side| command_line(side).contains("uwarp-log")) {
+        assert!(Instant::now() < deadline, "{sides:?} go on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process's command line; empty if it has ended.
+fn command_line(process: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default()
 }
 
 #[test]
