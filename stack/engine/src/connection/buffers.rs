@@ -62,9 +62,9 @@ impl<B: Buffer> HeldFrames<B> {
         self.received.buffers + self.copies.buffers
     }
 
-    /// Whether a frame of `buffers` buffers may be held for a connection that already holds `own` frames, which count
-    /// as long as this one: no connection holds more than [`SHARE`] times what it leaves to others. Those whose
-    /// applications post no receive (`waits`) leave half of the budget to connections that repair losses.
+    /// Whether a frame of `buffers` buffers may be held for a connection that already holds `own` frames: no connection
+    /// holds more than [`SHARE`] times what it leaves to others. Those whose applications post no receive (`waits`)
+    /// leave half of the budget to connections that repair losses.
     #[inline]
     pub(crate) fn fits(&self, origin: Origin, buffers: usize, own: usize, waits: bool) -> bool {
         let taken = match origin {
@@ -72,7 +72,7 @@ impl<B: Buffer> HeldFrames<B> {
             Origin::Copy { may_wait: true } => &self.copies,
             Origin::Copy { may_wait: false } => return false,
         };
-        taken.buffers + buffers + own * buffers / SHARE <= taken.budget >> u32::from(waits)
+        taken.buffers + buffers + own / SHARE <= taken.budget >> u32::from(waits)
     }
 
     #[inline]
