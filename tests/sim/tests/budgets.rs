@@ -93,6 +93,22 @@ impl Scene {
         }
     }
 
+    /// Sends what was withheld, and waits until each peer's Write of `length` octets is there.
+    fn fill_gaps(&mut self, length: usize) {
+        for hoarder in &mut self.hoarders {
+            hoarder.peer.fill();
+        }
+        let is_there = |hoarder: &Hoarder| {
+            let mut last = [0];
+            hoarder.region.read(length - 1, &mut last).is_ok() && last == [9]
+        };
+        let all = (0..600).any(|_| {
+            self.go_on(SECOND / 10, |_| ());
+            self.hoarders.iter().all(is_there)
+        });
+        assert!(all, "what was held is there, and what was not comes again");
+    }
+
     /// A Write and a Send from the first engine reach the second, and their stream has not been affected.
     fn check_bystander(&mut self) {
         let source = self.world.hosts[0].register((0..100_000).map(|at| at as u8 | 1).collect(), Access::LOCAL_READ);
@@ -280,18 +296,7 @@ fn joined_segments_behind_gaps_count_with_all_their_buffers() {
     let kept = stats.pools.receive_total - stats.pools.receive_free;
     assert!((BUDGET / 2..=BUDGET).contains(&kept), "{:?}", stats.pools);
     scene.check_bystander();
-    for hoarder in &mut scene.hoarders {
-        hoarder.peer.fill();
-    }
-    let is_there = |hoarder: &Hoarder| {
-        let mut last = [0];
-        hoarder.region.read(LENGTH - 1, &mut last).is_ok() && last == [9]
-    };
-    let all = (0..600).any(|_| {
-        scene.go_on(SECOND / 10, |_| ());
-        scene.hoarders.iter().all(is_there)
-    });
-    assert!(all, "what was held is there, and what was not comes again");
+    scene.fill_gaps(LENGTH);
     let pools = scene.stats().pools;
     assert_eq!(pools.receive_free, pools.receive_total);
 }
@@ -314,18 +319,7 @@ fn fragments_behind_gaps_leave_transmit_buffers_to_others() {
     let stats = scene.stats();
     assert!(stats.reassembled > 500 && stats.drops["out-of-order-budget"] > 0, "{stats:?}");
     scene.check_bystander();
-    for hoarder in &mut scene.hoarders {
-        hoarder.peer.fill();
-    }
-    let is_there = |hoarder: &Hoarder| {
-        let mut last = [0];
-        hoarder.region.read(LENGTH - 1, &mut last).is_ok() && last == [9]
-    };
-    let all = (0..600).any(|_| {
-        scene.go_on(SECOND / 10, |_| ());
-        scene.hoarders.iter().all(is_there)
-    });
-    assert!(all, "what was held is there, and what was not comes again");
+    scene.fill_gaps(LENGTH);
     let pools = scene.stats().pools;
     assert_eq!(pools.transmit_free, pools.transmit_total);
 }

@@ -23,7 +23,8 @@ fn measure(host: &Host, tool: &str, arguments: &[&str]) {
             eprintln!("{client:?} was rejected, and is started again");
             continue;
         }
-        assert!(ended.succeeded().contains("#bytes"), "{client:?} measured nothing:\n{}", ended.output);
+        let has_measured = ended.status.success() && ended.output.contains("#bytes");
+        assert!(has_measured, "{client:?}: {}\n{}\nServer:\n{}", ended.status, ended.output, server.printed());
         server.wait().succeeded();
         return;
     }
