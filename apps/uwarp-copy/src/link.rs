@@ -27,6 +27,8 @@ pub struct Link {
     pub slots: MemoryRegion,
     /// A buffer of one slot outside registered memory, where the peer cannot change its contents.
     pub room: Vec<u8>,
+    /// How long the other side may be silent between two files; `None` for no limit.
+    pub idle: Option<Duration>,
     /// When the user's interrupt was first seen.
     interrupted: Option<Instant>,
 }
@@ -50,7 +52,7 @@ impl Link {
         let domain = context.allocate_domain();
         let slots = domain.register_zeroed((SLOTS * SLOT_SIZE) as usize, access)?;
         let channel = Channel::new(context, &domain, SHAPE)?;
-        Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize], interrupted: None })
+        Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize], idle: None, interrupted: None })
     }
 
     /// This side's slots, for the other side.
@@ -78,24 +80,25 @@ impl Link {
         self.channel.send(&octets)
     }
 
-    /// Waits for the next event: at most [`PATIENCE`] in the middle of a file (`limited`), without limit between two
-    /// files. An interrupt ends the wait between two files at once. In the middle of a file it ends the wait when the
-    /// other side pauses, and after [`GRACE`] at the latest.
+    /// Waits for the next event: at most [`PATIENCE`] in the middle of a file (`limited`), and [`Link::idle`]
+    /// between two files. An interrupt ends the wait between two files at once. In the middle of a file it ends the
+    /// wait when the other side pauses, and after [`GRACE`] at the latest.
     ///
     /// # Errors
     /// A time-out, an interrupt, or an unreadable message.
     pub fn next<Message: DeserializeOwned>(&mut self, limited: bool) -> anyhow::Result<Happening<Message>> {
         let start = Instant::now();
+        let patience = if limited { Some(PATIENCE) } else { self.idle };
         let look = if limited { Duration::from_millis(100) } else { LOOK };
         loop {
             self.check_interrupt(limited)?;
             match self.channel.next(look)? {
                 Some(event) => return happening(event),
                 None if signals::interrupted() => bail!("interrupted"),
-                None if limited && start.elapsed() > PATIENCE => {
-                    bail!("the other side has said nothing for {PATIENCE:?}")
-                }
                 None => {}
+            }
+            if let Some(patience) = patience.filter(|patience| start.elapsed() > *patience) {
+                bail!("the other side has said nothing for {patience:?}")
             }
         }
     }

@@ -15,7 +15,9 @@ use clap::{Args, Parser, Subcommand};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 use uwarp::config::EngineMode;
+use uwarp_app::units::parse_duration;
 use uwarp_app::{AllowFlags, ConfineFlags, Confinement, NetworkFlags, Role, signals};
 
 const EXAMPLES: &str = "\
@@ -72,6 +74,12 @@ enum Command {
         port: u16,
         #[command(flatten)]
         allow: AllowFlags,
+        /// Most connections of one address
+        #[arg(long, value_name = "NUMBER", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+        connections_per_address: u16,
+        /// Disconnect a client that asks for nothing for so long; 0 for never
+        #[arg(long, value_name = "TIME", default_value = "5min", value_parser = parse_duration)]
+        idle_timeout: Duration,
     },
     /// Copy files into the served directory
     Put {
@@ -137,14 +145,19 @@ fn main() -> ExitCode {
         // The signal handler has a thread, and so does DPDK: both must come after the confinement.
         let confinement = |config: &uwarp::Config| Confinement::new(config, &arguments.confine);
         match arguments.command {
-            Command::Serve { directory, once, read_only, port, allow } => {
+            Command::Serve { directory, once, read_only, port, allow, connections_per_address, idle_timeout } => {
                 let store = store::Store::open(&directory)?;
                 let config = network.resolve(Role::Server, EngineMode::Threaded)?;
                 let allow = allow.resolve(&config);
                 let confinement = confinement(&config);
                 if read_only { confinement.reads(&directory) } else { confinement.writes(&directory) }.apply()?;
                 signals::install()?;
-                server::run(network, config, &server::Service { store, once, read_only, port, allow })
+                let (per_address, idle) = (connections_per_address.into(), idle_timeout);
+                server::run(
+                    network,
+                    config,
+                    &server::Service { store, once, read_only, port, allow, per_address, idle },
+                )
             }
             Command::Put { files, name, target } => {
                 // Everything that can be wrong with the files is found before a connection is made.

@@ -6,7 +6,9 @@ use crate::protocol::{GREETING, Reply, Request, SLOTS};
 use crate::report::Meter;
 use crate::store::{Incoming, Outgoing, Store};
 use anyhow::{Context as _, bail};
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions};
@@ -24,6 +26,44 @@ pub struct Service {
     pub port: u16,
     /// Who is served.
     pub allow: Allow,
+    /// Most connections from one address.
+    pub per_address: usize,
+    /// How long a client may say nothing between two files; zero for no limit.
+    pub idle: Duration,
+}
+
+/// How many clients each address has.
+#[derive(Default)]
+struct Clients(Mutex<HashMap<IpAddr, usize>>);
+
+/// A client among those of its address, until dropped.
+struct Place<'a> {
+    clients: &'a Clients,
+    address: IpAddr,
+}
+
+impl Clients {
+    /// Adds a client, unless its address has `limit` already.
+    fn admit(&self, address: IpAddr, limit: usize) -> Option<Place<'_>> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(address).or_default();
+        (*count < limit).then(|| {
+            *count += 1;
+            Place { clients: self, address }
+        })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut counts = self.clients.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
 }
 
 /// Serves until interrupted.
@@ -36,6 +76,14 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
     let mut listener = context.listen(service.port, ListenOptions::default())?;
     output::print(format!("serving {} on {}", service.allow, context.socket_address(service.port)));
     let mut refused = None;
+    // A client that keeps reconnecting must not fill the log.
+    let mut log_refusal = move |peer: SocketAddr, reason: &str| {
+        if refused.is_none_or(|last: Instant| last.elapsed() > Duration::from_secs(1)) {
+            refused = Some(Instant::now());
+            output::complain(format_args!("uwarp-copy: client {peer} was refused: {reason}"));
+        }
+    };
+    let clients = Clients::default();
     std::thread::scope(|scope| {
         while !signals::interrupted() {
             let Some(request) = listener.next(LOOK)? else {
@@ -43,13 +91,7 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
             };
             let peer = request.peer();
             if !service.allow.permits(peer.ip()) {
-                // A client that keeps reconnecting must not fill the log.
-                if refused.is_none_or(|last: Instant| last.elapsed() > Duration::from_secs(1)) {
-                    refused = Some(Instant::now());
-                    output::complain(format_args!(
-                        "uwarp-copy: client {peer} was refused: --allow does not name its address"
-                    ));
-                }
+                log_refusal(peer, "--allow does not name its address");
                 let _ = request.reject(Allow::refusal(peer.ip()).as_bytes());
                 continue;
             }
@@ -58,6 +100,16 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
                 let _ = request.reject(b"this is uwarp-copy, of another version or for other clients");
                 continue;
             }
+            let Some(place) = clients.admit(peer.ip(), service.per_address) else {
+                let reason = format!(
+                    "{} has {} connections, which is the limit (--connections-per-address)",
+                    peer.ip(),
+                    service.per_address
+                );
+                log_refusal(peer, &reason);
+                let _ = request.reject(reason.as_bytes());
+                continue;
+            };
             if in_turn {
                 let result = serve_and_report(&context, request, service);
                 if service.once {
@@ -65,7 +117,10 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
                 }
             } else {
                 let context = &context;
-                scope.spawn(move || serve_and_report(context, request, service));
+                scope.spawn(move || {
+                    let _place = place;
+                    serve_and_report(context, request, service)
+                });
             }
         }
         Ok(())
@@ -100,6 +155,7 @@ enum Transfer {
 
 fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: SocketAddr) -> anyhow::Result<()> {
     let mut link = Link::new(context, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    link.idle = Some(service.idle).filter(|idle| !idle.is_zero());
     request.accept(link.channel.queue_pair(), AcceptOptions::default().private_data(GREETING))?;
     let mut transfer = Transfer::Nothing;
     loop {

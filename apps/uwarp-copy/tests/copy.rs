@@ -6,8 +6,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-use uwarp::Context;
 use uwarp::config::EngineMode;
+use uwarp::{ConnectOptions, Context};
+use uwarp_app::channel::{self, Channel, Event, Shape};
 use uwarp_app::network::SERVER_ADDRESS;
 use uwarp_app::{NetworkFlags, Role};
 use uwarp_vdev_tests::scripted::Scripted;
@@ -264,6 +265,42 @@ fn a_client_that_no_allow_names_is_told_so() {
             assert!(names(&served).is_empty());
         }
         fs::remove_file(&socket).unwrap();
+    }
+}
+
+#[test]
+fn an_address_has_its_share_of_connections_and_gets_them_back_when_they_are_idle() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let limits = ["--connections-per-address", "2", "--idle-timeout", "3s"];
+    let _server = serve(&socket, "virtio", folder.path(), &limits);
+    let flags = NetworkFlags { socket: Some(socket), ..NetworkFlags::default() };
+    let context =
+        Context::open(uwarp_middlebox::behind(flags.resolve(Role::Client, EngineMode::Threaded).unwrap())).unwrap();
+    let domain = context.allocate_domain();
+    let shape = Shape { message: 100, messages: 1, work: 1 };
+    let connect = || {
+        let options = ConnectOptions::default().private_data(b"uwarp-copy/3");
+        let (peer, patience) = ((SERVER_ADDRESS, 7175).into(), Duration::from_secs(30));
+        channel::connect(
+            &context,
+            peer,
+            &options,
+            patience,
+            || Channel::new(&context, &domain, shape),
+            Channel::queue_pair,
+        )
+    };
+    let mut quiet = [connect().unwrap().0, connect().unwrap().0];
+    let Err(refusal) = connect() else { panic!("a third connection") };
+    let reason = refusal.to_string();
+    assert!(reason.contains("10.77.0.2 has 2 connections, which is the limit (--connections-per-address)"), "{reason}");
+    for client in &mut quiet {
+        assert_eq!(client.next(Duration::from_secs(30)).unwrap(), Some(Event::Closed));
+    }
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while connect().is_err() {
+        assert!(Instant::now() < deadline, "connections that have ended still count");
     }
 }
 
