@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, contents, directory, eal, fill, memif, options, vhost, virtio};
+use common::{PATIENCE, contents, directory, eal, exchange, fill, memif, options, vhost, virtio};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use uwarp_dpdk::{DeviceConfig, Mbuf, MemifRole, Port, PortOptions, Queue};
 
 /// Set in the peer: the socket.
@@ -223,4 +224,20 @@ fn virtio_client_survives() {
 #[test]
 fn virtio_client_survives_packed() {
     survive("virtio_client_survives_packed", |socket| virtio(socket, false, true), |socket| vhost(socket, false), true);
+}
+
+/// EAL ended the process when the driver could not greet a client.
+#[test]
+fn clients_that_leave_at_once_do_not_end_a_memif_server() {
+    let eal = eal();
+    let directory = directory();
+    let socket = directory.path().join("m");
+    let server = common::open(&eal, &memif(MemifRole::Server, socket.clone(), false), &options(1500));
+    for _ in 0..100 {
+        let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&client, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+    }
+    let client = common::open(&eal, &memif(MemifRole::Client, socket, false), &options(1500));
+    let (mut left, mut right) = common::connect(&server, &client);
+    exchange(&mut left, &mut right, 60..70);
 }
