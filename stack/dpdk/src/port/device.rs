@@ -42,8 +42,9 @@ impl Device {
             let close = || close_device(plan, port);
             signal::aside(|| {
                 on_bus(|| {
-                    if plan.gated {
-                        // The interrupt thread may be about to notice that the peer is gone.
+                    if plan.gated || plan.virtio {
+                        // The interrupt thread may be about to notice that the peer is gone. A virtio-user driver
+                        // leaves its descriptor registered, and closes it, if that thread is in its handler.
                         gate::settle();
                         gate::exclusive(close);
                     } else {
