@@ -6,9 +6,8 @@ use crate::protocol::{GREETING, Reply, Request, SLOTS};
 use crate::report::Meter;
 use crate::store::{Incoming, Outgoing, Store};
 use anyhow::{Context as _, bail};
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{AcceptOptions, Access, Config, ConnectRequest, Context, ListenOptions};
@@ -32,40 +31,6 @@ pub struct Service {
     pub idle: Duration,
 }
 
-/// How many clients each address has.
-#[derive(Default)]
-struct Clients(Mutex<HashMap<IpAddr, usize>>);
-
-/// A client among those of its address, until dropped.
-struct Place<'a> {
-    clients: &'a Clients,
-    address: IpAddr,
-}
-
-impl Clients {
-    /// Adds a client, unless its address has `limit` already.
-    fn admit(&self, address: IpAddr, limit: usize) -> Option<Place<'_>> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_default();
-        (*count < limit).then(|| {
-            *count += 1;
-            Place { clients: self, address }
-        })
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut counts = self.clients.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.address);
-            }
-        }
-    }
-}
-
 /// Serves until interrupted.
 ///
 /// # Errors
@@ -83,8 +48,9 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
             output::complain(format_args!("uwarp-copy: client {peer} was refused: {reason}"));
         }
     };
-    let clients = Clients::default();
     std::thread::scope(|scope| {
+        // The address and the thread of each client.
+        let mut clients = Vec::new();
         while !signals::interrupted() {
             let Some(request) = listener.next(LOOK)? else {
                 continue;
@@ -100,7 +66,8 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
                 let _ = request.reject(b"this is uwarp-copy, of another version or for other clients");
                 continue;
             }
-            let Some(place) = clients.admit(peer.ip(), service.per_address) else {
+            clients.retain(|(_, thread): &(_, ScopedJoinHandle<'_, _>)| !thread.is_finished());
+            if clients.iter().filter(|(address, _)| *address == peer.ip()).count() >= service.per_address {
                 let reason = format!(
                     "{} has {} connections, which is the limit (--connections-per-address)",
                     peer.ip(),
@@ -109,7 +76,7 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
                 log_refusal(peer, &reason);
                 let _ = request.reject(reason.as_bytes());
                 continue;
-            };
+            }
             if in_turn {
                 let result = serve_and_report(&context, request, service);
                 if service.once {
@@ -117,10 +84,7 @@ pub fn run(network: &NetworkFlags, config: Config, service: &Service) -> anyhow:
                 }
             } else {
                 let context = &context;
-                scope.spawn(move || {
-                    let _place = place;
-                    serve_and_report(context, request, service)
-                });
+                clients.push((peer.ip(), scope.spawn(move || serve_and_report(context, request, service))));
             }
         }
         Ok(())
