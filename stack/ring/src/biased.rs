@@ -2,6 +2,7 @@
 
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod thread;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +11,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::{PoisonError, TryLockError};
 
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, UnsafeCell, fence};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, UnsafeCell, fence};
+use thread::{Patience, Token, current_thread, give_way};
 
 /// A lock for something that any thread may use, and that one thread uses nearly always.
 ///
@@ -25,12 +27,22 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, UnsafeCell, fence}
 ///
 /// What this saves is more than the instructions. An atomic read-modify-write waits until all earlier stores have left
 /// the core, and a store to a ring that another core polls takes as long as a cache line takes to come from there.
+///
+/// # Sections
+/// A thread can keep the lock beyond a guard's life, by [`BiasedGuard::into_section`], until
+/// [`end_section`](Self::end_section). Others wait so long. The thread itself takes and gives the lock within its section as
+/// if it was free, so that it never waits for itself. The section of a thread that has ended is over: who waits for it
+/// finds that out.
 pub struct BiasedLock<T> {
     /// The thread that may take the lock by plain stores; 0: none.
     favourite: AtomicUsize,
     /// A favourite is inside. Only one thread ever writes this: see [`Streak::thread`].
     inside: AtomicBool,
     mutex: Mutex<Streak>,
+    /// The [`Token`] of the thread that has a section open; 0: none.
+    section: AtomicU64,
+    /// Within its section, that thread has a guard that came neither by the mutex nor by being the favourite.
+    is_reentered: AtomicBool,
     /// That of the mutex, while a [`BiasedGuard`] that came by it lives. It is here so that a guard fits into two
     /// registers: one in memory, written in parts and read as a whole, would stall the favourite.
     streak: UnsafeCell<MaybeUninit<MutexGuard<'static, Streak>>>,
@@ -68,36 +80,19 @@ const LONGEST_STREAK: u32 = 1 << 16;
 /// What is locked, in the hands of one thread.
 pub struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// Not in the hands of the favourite: [`BiasedLock::streak`] is there.
-    by_mutex: bool,
+    hold: Hold,
     /// It ends on the thread on which it began, as a mutex's guard does.
     _thread: PhantomData<*const ()>,
 }
 
-/// A number that identifies a living thread: never 0.
-#[cfg(not(any(loom, miri)))]
-#[inline(always)]
-fn current_thread() -> usize {
-    let thread: usize;
-    // SAFETY: the first word behind fs is its own address; the x86-64 ABI of thread-local storage has it so.
-    unsafe {
-        std::arch::asm!("mov {}, fs:[0]", out(reg) thread, options(pure, readonly, nostack, preserves_flags));
-    }
-    thread
-}
-
-/// The same for interpreters.
-#[cfg(all(miri, not(loom)))]
-fn current_thread() -> usize {
-    thread_local!(static MARK: u8 = const { 0 });
-    MARK.with(|mark| std::ptr::from_ref(mark).addr())
-}
-
-/// The same for loom, whose threads share one thread of the system.
-#[cfg(loom)]
-fn current_thread() -> usize {
-    loom::thread_local!(static MARK: Box<u8> = Box::new(0));
-    MARK.with(|mark| std::ptr::from_ref(&**mark).addr())
+/// How a guard came to the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    Favourite,
+    /// [`BiasedLock::streak`] is there.
+    Mutex,
+    /// Within the thread's own section.
+    Section,
 }
 
 /// The favourite's barrier, which the other thread executes for it.
@@ -134,13 +129,6 @@ fn may_favour() -> bool {
     true
 }
 
-fn give_way() {
-    #[cfg(not(loom))]
-    std::thread::yield_now();
-    #[cfg(loom)]
-    loom::thread::yield_now();
-}
-
 impl<T> BiasedLock<T> {
     /// A free lock without a favourite.
     pub fn new(value: T) -> BiasedLock<T> {
@@ -149,6 +137,8 @@ impl<T> BiasedLock<T> {
             favourite: AtomicUsize::new(0),
             inside: AtomicBool::new(false),
             mutex: Mutex::new(streak),
+            section: AtomicU64::new(0),
+            is_reentered: AtomicBool::new(false),
             streak: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(value),
         }
@@ -157,12 +147,13 @@ impl<T> BiasedLock<T> {
     /// Takes the lock, and waits for it if need be. A panic of another holder does not matter.
     ///
     /// # Panics
-    /// If the calling thread is the favourite and holds the lock already. Any other thread in that case waits for ever.
+    /// If the calling thread has a guard already, and is the favourite or in its section. Any other thread in that case
+    /// waits for ever.
     #[inline]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
         match self.enter() {
             Entered::Inside => self.favourites(),
-            Entered::Already => panic!("a thread takes a lock that it holds"),
+            Entered::Already => taken_twice(),
             Entered::NotFavourite => self.lock_by_mutex(),
         }
     }
@@ -191,10 +182,41 @@ impl<T> BiasedLock<T> {
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         streak.length = 0;
         self.dismiss(&mut streak);
-        while self.inside.load(Acquire) {
-            give_way();
-        }
+        self.wait_until_free();
         self.by_mutex(streak)
+    }
+
+    /// Does something with the value if the calling thread has a section open.
+    ///
+    /// # Safety
+    /// `body` does not take this lock.
+    #[inline]
+    pub unsafe fn in_section<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if self.section.load(Relaxed) != Token::own().get() {
+            return None;
+        }
+        // SAFETY: nobody else comes in as long as the section is open. This thread has no guard: it would borrow the
+        // lock, and `body`, which is all that runs meanwhile, takes none.
+        Some(self.value.with_mut(|value| body(unsafe { &mut *value })))
+    }
+
+    /// As [`in_section`](Self::in_section), and ends the section behind it, also if `body` panics.
+    ///
+    /// # Safety
+    /// `body` does not take this lock.
+    #[inline]
+    pub unsafe fn close_section<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let _end = SectionEnd(self);
+        // SAFETY: as the caller promises.
+        unsafe { self.in_section(body) }
+    }
+
+    /// Ends the calling thread's section. Without one it does nothing.
+    #[inline]
+    pub fn end_section(&self) {
+        if self.section.load(Relaxed) == Token::own().get() {
+            self.section.store(0, Release);
+        }
     }
 
     /// Takes the lock by plain stores, if the calling thread may.
@@ -219,24 +241,64 @@ impl<T> BiasedLock<T> {
     #[cold]
     #[inline(never)]
     fn lock_by_mutex(&self) -> BiasedGuard<'_, T> {
+        if self.is_in_own_section() {
+            return self.reenter().unwrap_or_else(|| taken_twice());
+        }
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.dismiss(&mut streak);
-        while self.inside.load(Acquire) {
-            give_way();
-        }
+        self.wait_until_free();
         self.count(streak)
     }
 
     #[cold]
     #[inline(never)]
     fn try_lock_by_mutex(&self) -> Option<BiasedGuard<'_, T>> {
+        if self.is_in_own_section() {
+            return self.reenter();
+        }
         let mut streak = match self.mutex.try_lock() {
             Ok(streak) => streak,
             Err(TryLockError::Poisoned(streak)) => streak.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
         self.dismiss(&mut streak);
-        if self.inside.load(Acquire) { None } else { Some(self.count(streak)) }
+        // In this order, as in `wait_until_free`.
+        let is_taken = self.inside.load(Acquire) || self.section.load(Acquire) != 0;
+        if is_taken { None } else { Some(self.count(streak)) }
+    }
+
+    fn is_in_own_section(&self) -> bool {
+        self.section.load(Relaxed) == Token::own().get()
+    }
+
+    /// The guard of a thread that has a section open, if it has no other one.
+    fn reenter(&self) -> Option<BiasedGuard<'_, T>> {
+        if self.is_reentered.load(Relaxed) {
+            return None;
+        }
+        self.is_reentered.store(true, Relaxed);
+        Some(BiasedGuard { lock: self, hold: Hold::Section, _thread: PhantomData })
+    }
+
+    /// Waits until neither the former favourite nor a section is inside. The caller has the mutex, so nobody else comes.
+    fn wait_until_free(&self) {
+        let mut patience = Patience::default();
+        loop {
+            // In this order: the favourite opens its section before it leaves.
+            if self.inside.load(Acquire) {
+                give_way();
+                continue;
+            }
+            let section = self.section.load(Acquire);
+            if section == 0 {
+                return;
+            }
+            if patience.wait_for(section) {
+                // Its thread has ended: nobody is left who ends it, or is inside.
+                self.is_reentered.store(false, Relaxed);
+                return self.section.store(0, Relaxed);
+            }
+        }
     }
 
     /// Makes the favourite, which is another thread, come by the mutex. It may still be inside afterwards.
@@ -273,7 +335,7 @@ impl<T> BiasedLock<T> {
     /// The guard of the favourite, which is inside.
     #[inline(always)]
     fn favourites(&self) -> BiasedGuard<'_, T> {
-        BiasedGuard { lock: self, by_mutex: false, _thread: PhantomData }
+        BiasedGuard { lock: self, hold: Hold::Favourite, _thread: PhantomData }
     }
 
     /// The guard of whoever holds the mutex.
@@ -284,8 +346,23 @@ impl<T> BiasedLock<T> {
         self.streak.with_mut(|cell| unsafe {
             (*cell).write(std::mem::transmute::<MutexGuard<'a, Streak>, MutexGuard<'static, Streak>>(streak))
         });
-        BiasedGuard { lock: self, by_mutex: true, _thread: PhantomData }
+        BiasedGuard { lock: self, hold: Hold::Mutex, _thread: PhantomData }
     }
+}
+
+/// Ends the thread's section when it is dropped.
+struct SectionEnd<'a, T>(&'a BiasedLock<T>);
+
+impl<T> Drop for SectionEnd<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.end_section();
+    }
+}
+
+#[cold]
+fn taken_twice() -> ! {
+    panic!("a thread takes a lock that it holds");
 }
 
 enum Entered {
@@ -293,6 +370,16 @@ enum Entered {
     /// The calling thread is inside already.
     Already,
     NotFavourite,
+}
+
+impl<T> BiasedGuard<'_, T> {
+    /// Opens a section: the calling thread keeps the lock until it ends the section or itself. In a section it goes on with
+    /// that.
+    #[inline]
+    pub fn into_section(self) {
+        // Before the guard ends: see `wait_until_free`.
+        self.lock.section.store(Token::own().get(), Relaxed);
+    }
 }
 
 impl<T> Deref for BiasedGuard<'_, T> {
@@ -316,12 +403,12 @@ impl<T> DerefMut for BiasedGuard<'_, T> {
 impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.by_mutex {
+        match self.hold {
+            Hold::Favourite => self.lock.inside.store(false, Release),
             // SAFETY: this guard came by the mutex, whose guard lies there since. It is taken out once: guards end
             // once.
-            drop(self.lock.streak.with_mut(|cell| unsafe { (*cell).assume_init_read() }));
-        } else {
-            self.lock.inside.store(false, Release);
+            Hold::Mutex => drop(self.lock.streak.with_mut(|cell| unsafe { (*cell).assume_init_read() })),
+            Hold::Section => self.lock.is_reentered.store(false, Relaxed),
         }
     }
 }
@@ -335,6 +422,6 @@ impl<T> fmt::Debug for BiasedLock<T> {
 
 impl<T> fmt::Debug for BiasedGuard<'_, T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("BiasedGuard").field("by_favourite", &!self.by_mutex).finish_non_exhaustive()
+        formatter.debug_struct("BiasedGuard").field("hold", &self.hold).finish_non_exhaustive()
     }
 }

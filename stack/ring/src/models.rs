@@ -424,6 +424,38 @@ mod loom_models {
     }
 
     #[test]
+    fn a_section_of_a_biased_lock_lets_only_its_own_thread_in() {
+        check(|| {
+            let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0_usize)));
+            let enter = |cell: &UnsafeCell<usize>| {
+                // SAFETY: whoever has the lock is alone, which loom checks here.
+                cell.with_mut(|count| unsafe { *count += 1 });
+            };
+            let favourite = {
+                let lock = lock.clone();
+                thread::spawn(move || {
+                    // The second time makes it the favourite.
+                    for _ in 0..3 {
+                        lock.lock().into_section();
+                        // SAFETY: `enter` takes no lock.
+                        unsafe { lock.in_section(|cell| enter(cell)) }.unwrap();
+                        enter(&lock.lock());
+                        lock.end_section();
+                    }
+                })
+            };
+            let tried = lock.try_lock().map(|cell| enter(&cell)).is_some();
+            lock.lock().into_section();
+            enter(&lock.lock());
+            lock.end_section();
+            favourite.join().unwrap();
+            let cell = lock.lock_as_guest();
+            // SAFETY: as above.
+            assert_eq!(cell.with(|count| unsafe { *count }), 7 + usize::from(tried));
+        });
+    }
+
+    #[test]
     fn of_two_that_claim_the_same_one_at_most_has_it_and_everybody_agrees() {
         check(|| {
             let claims = Arc::new(Claims::new(1));

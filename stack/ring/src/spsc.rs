@@ -203,6 +203,22 @@ impl<T: Copy + Send> Reservation<'_, T> {
         self.next = self.next.wrapping_add(1);
     }
 
+    /// Reserves room for `count` more elements, if there is so much.
+    #[inline]
+    #[must_use = "without room nothing can be written"]
+    pub fn extend(&mut self, count: usize) -> bool {
+        let end = self.end.wrapping_add(count);
+        let capacity = self.producer.capacity();
+        if end.wrapping_sub(self.producer.known_head) > capacity {
+            self.producer.free();
+            if end.wrapping_sub(self.producer.known_head) > capacity {
+                return false;
+            }
+        }
+        self.end = end;
+        true
+    }
+
     /// How many elements can still be written.
     #[inline]
     pub fn remaining(&self) -> usize {
@@ -217,6 +233,12 @@ impl<T: Copy + Send> Reservation<'_, T> {
         self.producer.tail = self.next;
         self.producer.shared.tail.store(self.next, Release);
         count
+    }
+}
+
+impl<T: Copy + Send> fmt::Debug for Reservation<'_, T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Reservation").field("remaining", &self.remaining()).finish_non_exhaustive()
     }
 }
 

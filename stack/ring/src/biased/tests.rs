@@ -114,3 +114,91 @@ fn threads_that_take_turns_lose_no_count() {
     });
     assert_eq!(*lock.lock(), 3 * rounds);
 }
+
+/// Whether another thread gets the lock at once.
+fn another_gets(lock: &BiasedLock<u32>) -> bool {
+    thread::scope(|scope| scope.spawn(|| lock.try_lock().is_some()).join().unwrap())
+}
+
+fn add_in_section(lock: &BiasedLock<u32>) -> Option<()> {
+    // SAFETY: the body takes no lock.
+    unsafe { lock.in_section(|count| *count += 1) }
+}
+
+#[test]
+fn a_section_keeps_others_out_and_not_its_own_thread() {
+    for wins in [false, true] {
+        let lock = BiasedLock::new(0);
+        if wins {
+            win(&lock);
+        }
+        let before = *lock.lock();
+        assert_eq!(add_in_section(&lock), None);
+        lock.lock().into_section();
+        add_in_section(&lock).unwrap();
+        *lock.lock() += 1;
+        assert!(!another_gets(&lock));
+        // It is not the favourite any more.
+        add_in_section(&lock).unwrap();
+        *lock.lock() += 1;
+        *lock.try_lock().unwrap() += 1;
+        // Begun anew.
+        lock.lock().into_section();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                lock.end_section();
+                assert_eq!(add_in_section(&lock), None);
+            });
+        });
+        assert!(!another_gets(&lock));
+        lock.end_section();
+        assert!(another_gets(&lock));
+        assert_eq!(add_in_section(&lock), None);
+        assert_eq!(*lock.lock(), before + 5);
+    }
+}
+
+#[test]
+fn who_waits_for_a_section_goes_on_when_it_ends() {
+    let lock = BiasedLock::new(0);
+    lock.lock().into_section();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| *lock.lock() += 1);
+        // Long enough for the waiter to sleep.
+        thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiter.is_finished());
+        add_in_section(&lock).unwrap();
+        lock.end_section();
+    });
+    assert_eq!(*lock.lock(), 2);
+}
+
+#[test]
+#[should_panic = "a lock that it holds"]
+fn two_guards_in_one_section_panic() {
+    let lock = BiasedLock::new(0);
+    lock.lock().into_section();
+    let _held = lock.lock();
+    drop(lock.lock());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the kernel knows which threads live")]
+fn the_section_of_a_thread_that_has_ended_is_over() {
+    for wins in [false, true] {
+        let lock = BiasedLock::new(0);
+        thread::scope(|scope| {
+            let opener = scope.spawn(|| {
+                if wins {
+                    win(&lock);
+                }
+                lock.lock().into_section();
+            });
+            opener.join().unwrap();
+            // By another thread, which has not inherited the favourite's number.
+            scope.spawn(|| *lock.lock() += 1);
+        });
+        assert!(*lock.lock() > 0);
+        assert!(another_gets(&lock));
+    }
+}
