@@ -25,6 +25,8 @@ pub mod measure;
 #[cfg(any(test, feature = "misuse"))]
 pub mod misuse;
 mod process;
+#[cfg(test)]
+mod sections;
 mod taken;
 #[cfg(test)]
 mod testing;

@@ -123,17 +123,17 @@ impl Program {
 }
 
 /// The other end.
-struct Peer {
-    context: Context,
+pub(crate) struct Peer {
+    pub(crate) context: Context,
     listener: Listener,
     queue_pair: QueuePair,
-    memory: MemoryRegion,
+    pub(crate) memory: MemoryRegion,
     _domain: ProtectionDomain,
     _completions: CompletionQueue,
 }
 
 impl Peer {
-    fn new(context: Context, words: usize) -> Result<Peer, uwarp::Error> {
+    pub(crate) fn new(context: Context, words: usize) -> Result<Peer, uwarp::Error> {
         let listener = context.listen(PORT, ListenOptions::default())?;
         let completions = context.create_completion_queue(DEPTH as usize)?;
         let domain = context.allocate_domain();
@@ -143,9 +143,9 @@ impl Peer {
     }
 
     /// Takes the connection of the program's queue pair.
-    fn connect(&mut self, program: &Program, here: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
+    pub(crate) fn connect(&mut self, qp: *mut ibv_qp, here: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
         // SAFETY: the program's own queue pair, which is never destroyed.
-        let pair = unsafe { Handle::<Pair>::get(program.qp.cast()) }.map_err(|_| "no queue pair")?;
+        let pair = unsafe { Handle::<Pair>::get(qp.cast()) }.map_err(|_| "no queue pair")?;
         let control = &mut *pair.control();
         let mut connecting =
             here.start_connect(control, self.context.socket_address(PORT), ConnectOptions::default())?;
@@ -174,7 +174,7 @@ pub fn write_and_poll(rounds: u64, size: u32) -> Result<(), Box<dyn Error + Send
     }
     let mut program = Program::new(words).ok_or("a call of the verbs failed")?;
     let mut peer = Peer::new(there, words)?;
-    peer.connect(&program, &here)?;
+    peer.connect(program.qp, &here)?;
     // SAFETY: the program's own structure.
     let (stag, offset) = unsafe { ((*program.mr).rkey, program.memory.expose_provenance() as u64 + 8 * words as u64) };
     let target = (peer.memory.stag(), peer.memory.remote_offset() + 8 * words as u64);

@@ -216,7 +216,7 @@ mod tcp;
 pub use capabilities::{Atomicity, Capabilities};
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
 pub use error::{ConnectError, Error, PostError, PostErrorReason};
-pub use rdma::completion::CompletionQueue;
+pub use rdma::completion::{CompletionQueue, CompletionTarget};
 pub use rdma::connection::{AcceptOptions, ConnectOptions, ConnectRequest, Connecting, MAX_PRIVATE_DATA};
 pub use rdma::conversion::ConversionError;
 pub use rdma::domain::ProtectionDomain;
@@ -226,7 +226,7 @@ pub use rdma::listener::{ListenOptions, Listener};
 pub use rdma::peer_to_peer::PeerToPeer;
 pub use rdma::queue_pair::{
     QueuePair, QueuePairAttributes, QueuePairChange, QueuePairControl, QueuePairOptions, QueuePairState, ReceiveHalf,
-    SendHalf,
+    SendHalf, StagedRequests,
 };
 pub use rdma::region::{MemoryRegion, RegionChange, RegionOptions, RegionScope, Unchanged, Unregistered};
 pub use rdma::remote::{RemoteMemory, RemoteMemoryError};
@@ -264,6 +264,7 @@ mod thread_rules {
         crosses::<SendHalf>();
         crosses::<ReceiveHalf>();
         crosses::<CompletionQueue>();
+        is_shared::<CompletionTarget>();
         crosses::<Listener>();
         crosses::<TcpListener>();
         crosses::<TcpStream>();

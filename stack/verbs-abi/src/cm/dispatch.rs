@@ -114,7 +114,7 @@ fn carry_asynchronous(event: &AsyncEvent) {
                 let (send, receive) = unsafe { ((*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq) };
                 // SAFETY: as above.
                 let receives = unsafe { Handle::<Queue>::get(receive.cast()) };
-                let is_full = receives.is_ok_and(|receives| receives.lock().id() == *queue);
+                let is_full = receives.is_ok_and(|receives| receives.target.id() == *queue);
                 push(IBV_EVENT_CQ_ERR, if is_full { receive.addr() } else { send.addr() });
             });
         }

@@ -22,14 +22,13 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) entries: Entries,
     pub(crate) inline: Inline,
-    pub(crate) bind: Option<Bind>,
 }
 
 /// What a request of a builder carries.
 pub(crate) enum Kind {
     Entries,
     Inline,
-    Bind,
+    Bind(Bind),
 }
 
 impl Builder {
@@ -50,7 +49,6 @@ impl Builder {
                 kind: Kind::Entries,
                 entries: Entries::new(),
                 inline: Inline::new(),
-                bind: None,
             }),
         }
         self.count += 1;
@@ -62,8 +60,7 @@ impl Builder {
         self.requests[..self.count].last_mut().ok_or(EINVAL)
     }
 
-    /// Posts the requests: none if the queue has no places for all, and those before the first that is refused for
-    /// another reason.
+    /// Posts the requests: all, or none if one of them is refused.
     pub(crate) fn post(&mut self, queue: &mut SendQueue) -> Result<(), Errno> {
         if let Some(errno) = self.failed {
             return Err(errno);
@@ -71,16 +68,23 @@ impl Builder {
         if !queue.has_places(self.count) {
             return Err(ENOMEM);
         }
-        let requests = &mut self.requests[..std::mem::take(&mut self.count)];
-        let outcome = requests.iter_mut().try_for_each(|request| {
-            let work = &request.work;
-            match request.kind {
-                Kind::Entries => work::post(queue, work, &Data::Entries(request.entries.as_slice())),
-                Kind::Inline => work::post(queue, work, &Data::Inline(request.inline.as_slice())),
-                Kind::Bind => window::post(queue, work.id, work.flags, request.bind.take().ok_or(EINVAL)?),
+        let requests = &self.requests[..self.count];
+        queue.post_whole(|batch| {
+            requests.iter().try_for_each(|request| {
+                let work = &request.work;
+                match &request.kind {
+                    Kind::Entries => work::post(batch, work, &Data::Entries(request.entries.as_slice())),
+                    Kind::Inline => work::post(batch, work, &Data::Inline(request.inline.as_slice())),
+                    Kind::Bind(bind) => window::post(batch, work.id, work.flags, bind),
+                }
+            })
+        })?;
+        for request in requests {
+            if let Kind::Bind(bind) = &request.kind {
+                bind.is_posted()?;
             }
-        });
+        }
         queue.half.answer_at_once();
-        outcome
+        Ok(())
     }
 }

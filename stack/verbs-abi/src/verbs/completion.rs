@@ -1,7 +1,16 @@
 //! Completion queues: `ibv_poll_cq`, and the polling of one completion at a time through `ibv_cq_ex`.
+//!
+//! From an `ibv_start_poll` that succeeds to `ibv_end_poll` a thread has the queue for itself, unless the queue was made for
+//! a single thread: then each call stands alone. So:
+//! - Other threads that poll or arm the queue, or destroy a queue pair of it, wait until the section ends, or until its
+//!   thread has ended.
+//! - Within its section the thread may do all of that, and does not wait. A second start goes on with the next completion.
+//! - A start that fails, with ENOENT too, leaves no section open.
+//! - Outside of its own section, `ibv_next_poll` returns EINVAL and `ibv_end_poll` does nothing. What the `read` functions
+//!   return is that of the last completion, or 0 while another thread has a section.
 
 use crate::abi::*;
-use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
+use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, nothing, number, pointer};
 use crate::event_fd::{self, Unacknowledged};
 use crate::handle::{Handle, object};
 use crate::process::{self, Process};
@@ -12,8 +21,7 @@ use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, Status};
+use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CompletionTarget, Status};
 use uwarp_ring::{BiasedGuard, BiasedLock};
 
 /// A completion queue.
@@ -27,8 +35,10 @@ pub(crate) struct Queue {
     pub(crate) asynchronous: Unacknowledged,
     /// Queue pairs that use it.
     pub(crate) users: AtomicUsize,
-    /// The completion that `ibv_start_poll` has come to.
-    current: Mutex<ibv_wc>,
+    /// What queue pairs are made with.
+    pub(crate) target: CompletionTarget,
+    /// It was not made for a single thread.
+    has_sections: bool,
 }
 object!(Queue: ibv_cq_ex, b"cq");
 
@@ -37,6 +47,8 @@ pub(crate) struct Polled {
     queue: CompletionQueue,
     taken: &'static TakenCounters,
     batch: [Completion; BATCH],
+    /// The completion that `ibv_start_poll` or `ibv_next_poll` has come to.
+    current: ibv_wc,
 }
 
 impl Deref for Polled {
@@ -56,6 +68,12 @@ impl DerefMut for Polled {
 impl Queue {
     pub(crate) fn lock(&self) -> BiasedGuard<'_, Polled> {
         self.inner.lock()
+    }
+
+    /// Whether completions of work of a queue pair that succeeded lie unread. Somebody who has the queue may be about to
+    /// read them.
+    pub(crate) fn may_have_successes(&self, number: u32) -> bool {
+        self.inner.try_lock().is_none_or(|mut polled| polled.has_successes(number))
     }
 
     /// Takes one event of those that the descriptor of an armed queue counts.
@@ -134,7 +152,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut 
                 return Err(EINVAL);
             }
             let mut inner = queue.lock();
-            let Polled { queue, taken, batch } = &mut *inner;
+            let Polled { queue, taken, batch, .. } = &mut *inner;
             let mut done = 0;
             while done < most {
                 let wanted = BATCH.min(most - done);
@@ -174,6 +192,7 @@ fn create(
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     vector: c_uint,
+    has_sections: bool,
 ) -> Result<*mut ibv_cq_ex, Errno> {
     // SAFETY: the caller's pointers.
     unsafe {
@@ -206,15 +225,18 @@ fn create(
             read_dlid_path_bits: Some(read_dlid_path_bits),
             ..ibv_cq_ex::default()
         };
+        let target = CompletionTarget::clone(&queue);
+        let polled = Polled { queue, taken, batch: [Completion::default(); BATCH], current: ibv_wc::default() };
         let handle = Handle::create(
             public,
             Queue {
-                inner: BiasedLock::new(Polled { queue, taken, batch: [Completion::default(); BATCH] }),
+                inner: BiasedLock::new(polled),
                 notifier,
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),
                 users: AtomicUsize::new(0),
-                current: Mutex::new(ibv_wc::default()),
+                target,
+                has_sections,
             },
         );
         if let Some(channel) = channel_handle {
@@ -236,7 +258,7 @@ pub(crate) fn create_in(
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
 ) -> Result<*mut ibv_cq, Errno> {
-    create(context, depth, cq_context, channel, 0).map(<*mut ibv_cq_ex>::cast)
+    create(context, depth, cq_context, channel, 0, true).map(<*mut ibv_cq_ex>::cast)
 }
 
 #[unsafe(no_mangle)]
@@ -250,7 +272,7 @@ unsafe extern "C" fn ibv_create_cq(
     pointer(|| {
         let depth = usize::try_from(depth).map_err(|_| EINVAL)?;
         let vector = c_uint::try_from(vector).map_err(|_| EINVAL)?;
-        create(context, depth, cq_context, channel, vector).map(<*mut ibv_cq_ex>::cast)
+        create(context, depth, cq_context, channel, vector, true).map(<*mut ibv_cq_ex>::cast)
     })
 }
 
@@ -267,7 +289,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if wanted.wc_flags & !u64::from(IBV_WC_STANDARD_FLAGS) != 0 {
             return Err(EOPNOTSUPP);
         }
-        create(context, wanted.cqe as usize, wanted.cq_context, wanted.channel, wanted.comp_vector)
+        let flags = if wanted.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { wanted.flags } else { 0 };
+        let has_sections = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED == 0;
+        create(context, wanted.cqe as usize, wanted.cq_context, wanted.channel, wanted.comp_vector, has_sections)
     })
 }
 
@@ -313,51 +337,79 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, depth: c_int) -> c_int {
     })
 }
 
-/// Takes the next completion into the place that the `read` functions look at.
-fn step(cq: *mut ibv_cq_ex) -> c_int {
-    let mut nothing = false;
-    let errno = number(|| {
-        // SAFETY: the caller's pointer.
-        unsafe {
-            let queue = Handle::<Queue>::get(cq)?;
-            let mut one = [Completion::default()];
-            let mut inner = queue.lock();
-            if inner.poll(&mut one) == 0 {
-                nothing = true;
-                return Ok(());
-            }
-            inner.taken.count(&one[0]);
-            drop(inner);
-            let wc = work_completion(&one[0]);
-            (*cq).wr_id = wc.wr_id;
-            (*cq).status = wc.status;
-            *queue.current.lock().unwrap_or_else(PoisonError::into_inner) = wc;
+impl Polled {
+    /// Takes the next completion into the place that the `read` functions look at, and its head into the program's
+    /// structure. False if there is none.
+    fn step(&mut self, public: *mut ibv_cq_ex) -> bool {
+        let mut one = [Completion::default()];
+        if self.queue.poll(&mut one) == 0 {
+            return false;
         }
+        self.taken.count(&one[0]);
+        self.current = work_completion(&one[0]);
+        // SAFETY: our own structure.
+        unsafe { ((*public).wr_id, (*public).status) = (self.current.wr_id, self.current.status) };
+        true
+    }
+}
+
+/// Runs the body of a call that looks for the next completion.
+fn found(body: impl FnOnce() -> Result<bool, Errno>) -> c_int {
+    let mut found = false;
+    let errno = number(|| {
+        found = body()?;
         Ok(())
     });
-    if nothing { libc::ENOENT } else { errno }
+    if errno == 0 && !found { libc::ENOENT } else { errno }
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller's pointer.
-    if unsafe { attributes.as_ref() }.is_some_and(|attributes| attributes.comp_mask != 0) {
-        return libc::EINVAL;
-    }
-    step(cq)
+    found(|| {
+        // SAFETY: the caller's pointers.
+        let (queue, attributes) = unsafe { (Handle::<Queue>::get(cq)?, attributes.as_ref()) };
+        if attributes.is_some_and(|attributes| attributes.comp_mask != 0) {
+            queue.inner.end_section();
+            return Err(EINVAL);
+        }
+        let mut polled = queue.lock();
+        if !polled.step(cq) {
+            drop(polled);
+            queue.inner.end_section();
+            return Ok(false);
+        }
+        if queue.has_sections {
+            polled.into_section();
+        }
+        Ok(true)
+    })
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    step(cq)
+    found(|| {
+        // SAFETY: the caller's pointer.
+        let queue = unsafe { Handle::<Queue>::get(cq)? };
+        if !queue.has_sections {
+            return Ok(queue.lock().step(cq));
+        }
+        // SAFETY: polling takes no lock of a completion queue.
+        unsafe { queue.inner.in_section(|polled| polled.step(cq)) }.ok_or(EINVAL)
+    })
 }
 
-unsafe extern "C" fn end_poll(_: *mut ibv_cq_ex) {}
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    nothing(|| {
+        // SAFETY: the caller's pointer.
+        unsafe { Handle::<Queue>::get(cq)? }.inner.end_section();
+        Ok(())
+    });
+}
 
-fn current<T: Default>(cq: *mut ibv_cq_ex, field: impl FnOnce(&ibv_wc) -> T) -> T {
+fn current<T: Default>(cq: *mut ibv_cq_ex, field: impl Fn(&ibv_wc) -> T) -> T {
     // SAFETY: the caller's pointer.
-    match unsafe { Handle::<Queue>::get(cq) } {
-        Ok(queue) => field(&queue.current.lock().unwrap_or_else(PoisonError::into_inner)),
-        Err(_) => T::default(),
-    }
+    let Ok(queue) = (unsafe { Handle::<Queue>::get(cq) }) else { return T::default() };
+    // SAFETY: a field is copied.
+    let in_section = unsafe { queue.inner.in_section(|polled| field(&polled.current)) };
+    in_section.or_else(|| queue.inner.try_lock().map(|polled| field(&polled.current))).unwrap_or_default()
 }
 
 unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {

@@ -90,14 +90,15 @@ pub(crate) fn with<T>(id: PairId, body: impl FnOnce(&Handle<Pair>) -> T) -> Opti
     with_number(id.number, |pair| (pair.id == id).then(|| body(pair))).flatten()
 }
 
-/// Whether completions of work that succeeded lie unread in the queues of an identifier's queue pair.
+/// Whether completions of work that succeeded may lie unread in the queues of an identifier's queue pair. It waits for
+/// nobody who polls: a section lasts as long as a program likes.
 pub(crate) fn has_unread_successes(id: PairId) -> bool {
     let has_some = with(id, |pair| {
         // SAFETY: our own structure.
         let queues = unsafe { [(*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq] };
         queues.into_iter().any(|queue| {
             // SAFETY: a queue lives as long as its queue pairs.
-            unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.lock().has_successes(id.number))
+            unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.may_have_successes(id.number))
         })
     });
     has_some == Some(true)

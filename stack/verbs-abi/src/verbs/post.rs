@@ -20,7 +20,8 @@ unsafe fn post_one(queue: &mut SendQueue, request: &ibv_send_wr) -> Result<(), E
         if request.opcode == IBV_WR_BIND_MW {
             let bind = &request.__bindgen_anon_2.bind_mw;
             let bind = Bind::of(bind.mw, bind.rkey, &bind.bind_info)?;
-            return window::post(queue, request.wr_id, request.send_flags, bind);
+            window::post(queue, request.wr_id, request.send_flags, &bind)?;
+            return bind.is_posted();
         }
         let mut work = Work {
             id: request.wr_id,

@@ -76,13 +76,10 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         let entries = cap.max_send_sge.max(cap.max_recv_sge).max(1);
         let inline = (cap.max_inline_data as usize).max(LEAST_INLINE);
         let queue_pair = {
-            let send_queue = send_cq.lock();
-            // The same queue twice is locked once.
-            let other = if std::ptr::eq(send_cq, receive_cq) { None } else { Some(receive_cq.lock()) };
             let shared_queue = shared.map(|queue| queue.lock());
             let options = QueuePairOptions {
-                send_cq: &send_queue,
-                receive_cq: other.as_deref().unwrap_or(&send_queue),
+                send_cq: &send_cq.target,
+                receive_cq: &receive_cq.target,
                 send_depth: cap.max_send_wr.max(1) as usize,
                 receive_depth: cap.max_recv_wr.max(1) as usize,
                 max_sge: entries as usize,
@@ -239,6 +236,21 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     number(|| destroy(qp))
 }
 
+/// Makes a queue pair like new.
+fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
+    {
+        // In this order: a program may have a section of the send queue open.
+        let mut sender = pair.send.lock();
+        pair.control().reset_with(&mut sender.queue.half)?;
+    }
+    // As drivers of hardware do. Nothing is locked here: somebody who has a section of a completion queue may post in it.
+    // SAFETY: our own structure.
+    purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
+    pair.send.lock().queue.reset();
+    set_state(pair, IBV_QPS_RESET);
+    Ok(())
+}
+
 /// What names a peer to a queue pair or counts its packets: InfiniBand's way to connect one.
 const PEER: u32 = IBV_QP_AV | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN;
 
@@ -271,13 +283,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let now = state(pair);
         match wanted.qp_state {
             IBV_QPS_RESET => {
-                let (mut control, mut sender) = (pair.control(), pair.send.lock());
-                control.reset_with(&mut sender.queue.half)?;
-                // As drivers of hardware do.
-                // SAFETY: our own structure.
-                purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
-                sender.queue.reset();
-                set_state(pair, IBV_QPS_RESET);
+                reset(pair)?;
             }
             IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
             IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted.qp_state, mask as u32)?,

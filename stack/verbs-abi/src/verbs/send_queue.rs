@@ -2,7 +2,7 @@
 
 use crate::errno::{ENOMEM, Errno};
 use std::sync::atomic::{AtomicU32, Ordering};
-use uwarp::{SendHalf, SendRequest};
+use uwarp::{SendHalf, SendRequest, StagedRequests};
 
 /// A send queue. As in the verbs, a signalled request holds its place until the program has polled its completion: a
 /// completion queue with room for the places of all its send queues and receives does not overflow.
@@ -35,14 +35,55 @@ impl SendQueue {
         i64::from(held) + requests as i64 <= i64::from(self.depth)
     }
 
-    /// Posts one request.
+    /// Posts what `fill` gives, all of it or nothing.
     #[inline]
-    pub(crate) fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno> {
+    pub(crate) fn post_whole(
+        &mut self,
+        fill: impl FnOnce(&mut Batch<'_, '_>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut signalled = 0;
+        self.half.post_whole(|requests| {
+            let mut batch = Batch { requests, signal_all: self.signal_all, signalled: 0 };
+            fill(&mut batch)?;
+            signalled = batch.signalled;
+            Ok::<_, Errno>(())
+        })?;
+        self.signalled = self.signalled.wrapping_add(signalled);
+        Ok(())
+    }
+}
+
+/// What takes requests.
+pub(crate) trait Post {
+    /// Takes one.
+    fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno>;
+}
+
+/// Each is posted at once, if it has a place.
+impl Post for SendQueue {
+    #[inline]
+    fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno> {
         if !self.has_places(1) {
             return Err(ENOMEM);
         }
         self.half.post_send(&[request]).map_err(|error| error.reason)?;
         self.signalled = self.signalled.wrapping_add(u32::from(is_signalled | self.signal_all));
+        Ok(())
+    }
+}
+
+/// Requests that are posted together. Whoever makes it has seen to their places.
+pub(crate) struct Batch<'a, 'b> {
+    requests: &'a mut StagedRequests<'b>,
+    signal_all: bool,
+    signalled: u32,
+}
+
+impl Post for Batch<'_, '_> {
+    #[inline]
+    fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno> {
+        self.requests.push(&request)?;
+        self.signalled += u32::from(is_signalled | self.signal_all);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use crate::handle::{Handle, object};
 use crate::verbs::context::next_handle;
 use crate::verbs::domain::Domain;
 use crate::verbs::region::{self, Region};
-use crate::verbs::send_queue::SendQueue;
+use crate::verbs::send_queue::Post;
 use crate::verbs::work::post_flagged;
 use libc::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -55,16 +55,22 @@ impl Bind {
     }
 }
 
+impl Bind {
+    /// It is posted: the window has its STag.
+    pub(crate) fn is_posted(&self) -> Result<(), Errno> {
+        // SAFETY: our own structure.
+        unsafe { (*Handle::<Window>::get(self.window)?.public()).rkey = self.stag };
+        Ok(())
+    }
+}
+
 /// Posts a bind.
-pub(crate) fn post(queue: &mut SendQueue, id: u64, flags: c_uint, bind: Bind) -> Result<(), Errno> {
+pub(crate) fn post(queue: &mut impl Post, id: u64, flags: c_uint, bind: &Bind) -> Result<(), Errno> {
     // SAFETY: `Bind::of` has looked at the pointer.
     let window = unsafe { Handle::<Window>::get(bind.window)? };
     let mut inner = window.lock();
     let request = inner.bind_as(id, bind.stag, &bind.part, bind.first, bind.access)?;
-    post_flagged(queue, request, flags)?;
-    // SAFETY: our own structure.
-    unsafe { (*window.public()).rkey = inner.stag() };
-    Ok(())
+    post_flagged(queue, request, flags)
 }
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {

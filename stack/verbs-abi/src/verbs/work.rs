@@ -3,7 +3,7 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno};
 use crate::verbs::completion::IMMEDIATE_OF_SEND;
-use crate::verbs::send_queue::SendQueue;
+use crate::verbs::send_queue::Post;
 use libc::{c_int, c_uint};
 use uwarp::{MAX_INLINE, MAX_SGE, ReceiveRequest, SendRequest, Sge};
 
@@ -153,7 +153,7 @@ pub(crate) enum Data<'a> {
 
 /// Posts one request.
 #[inline]
-pub(crate) fn post(queue: &mut SendQueue, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
+pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
     let Work { id, remote, rkey, .. } = *work;
     let sent = || match data {
         Data::Entries(entries) => SendRequest::send(id, entries),
@@ -204,7 +204,7 @@ pub(crate) fn post(queue: &mut SendQueue, work: &Work, data: &Data<'_>) -> Resul
 
 /// Posts a request with the flags of the verbs.
 #[inline]
-pub(crate) fn post_flagged(queue: &mut SendQueue, mut request: SendRequest<'_>, flags: c_uint) -> Result<(), Errno> {
+pub(crate) fn post_flagged(queue: &mut impl Post, mut request: SendRequest<'_>, flags: c_uint) -> Result<(), Errno> {
     if flags & IBV_SEND_SIGNALED != 0 {
         request = request.signalled();
     }

@@ -1,4 +1,11 @@
 //! `ibv_wr_*`: requests that are put together by calls, and posted as one list.
+//!
+//! From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort` a thread has the send queue for itself. So:
+//! - Other threads that start, post, reset or destroy wait until the section ends, or until its thread has ended.
+//! - Within its section the thread may do all of that, and does not wait: what it posts by `ibv_post_send` comes before
+//!   the list, and a second start begins the list anew.
+//! - Outside of its own section a thread changes nothing by these calls: errno is EINVAL, and so is what `ibv_wr_complete`
+//!   returns.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, nothing, number};
@@ -41,15 +48,19 @@ unsafe fn get<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Handle<Pair>, Errno> {
     if pair.has_builder { Ok(pair) } else { Err(EOPNOTSUPP) }
 }
 
+/// Does something with the list that the calling thread is putting together; outside of its section it does nothing.
 #[inline]
 fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Builder) -> Result<(), Errno>) {
     nothing(|| {
-        // SAFETY: the caller's pointer.
-        let mut sender = unsafe { get(qp)? }.send.lock();
-        if let Err(errno) = body(&mut sender.builder) {
-            sender.builder.failed.get_or_insert(errno);
+        // SAFETY: the caller's pointer; no body takes a lock.
+        unsafe {
+            get(qp)?.send.in_section(|sender| {
+                if let Err(errno) = body(&mut sender.builder) {
+                    sender.builder.failed.get_or_insert(errno);
+                }
+            })
         }
-        Ok(())
+        .ok_or(EINVAL)
     });
 }
 
@@ -65,23 +76,28 @@ fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, rkey: u32, remote: u64, word
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
-    with(qp, |builder| {
-        builder.clear();
+    nothing(|| {
+        // SAFETY: the caller's pointer.
+        let mut sender = unsafe { get(qp)? }.send.lock();
+        sender.builder.clear();
+        sender.into_section();
         Ok(())
     });
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's pointer.
-    unsafe { start(qp) };
+    nothing(|| {
+        // SAFETY: the caller's pointer.
+        unsafe { get(qp)? }.send.end_section();
+        Ok(())
+    });
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     number(|| {
-        // SAFETY: the caller's pointer.
-        let mut sender = unsafe { get(qp)? }.send.lock();
-        let Sender { queue, builder } = &mut *sender;
-        builder.post(queue)
+        // SAFETY: the caller's pointer; posting takes no lock of a queue pair.
+        let posted = unsafe { get(qp)?.send.close_section(|Sender { queue, builder }| builder.post(queue)) };
+        posted.unwrap_or(Err(EINVAL))
     })
 }
 
@@ -98,9 +114,7 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, inf
     with(qp, |builder| {
         // SAFETY: the caller's pointers.
         let bind = unsafe { Bind::of(mw, rkey, info.as_ref().ok_or(EINVAL)?)? };
-        let request = builder.last()?;
-        request.kind = Kind::Bind;
-        request.bind = Some(bind);
+        builder.last()?.kind = Kind::Bind(bind);
         Ok(())
     });
 }

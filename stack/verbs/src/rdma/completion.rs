@@ -5,6 +5,7 @@ use crate::runtime::context::{Context, Shared};
 use crate::runtime::core::Core;
 use crate::runtime::driver::{self, Backoff, at_helm};
 use crate::runtime::lock::lock;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -120,7 +121,7 @@ impl Drop for CompletionQueueCore {
 /// Queue pairs keep what they need of it: dropping it early loses only its completions.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    core: Arc<CompletionQueueCore>,
+    target: CompletionTarget,
     shared: Arc<Shared>,
     lanes: Vec<Consumer<Completion>>,
     /// Rings that follow those of `lanes`, in order, with their engines: they come when those are empty and the engine
@@ -143,6 +144,32 @@ const POLLS_BEFORE_YIELD: u32 = 256;
 /// Turns of an engine in one poll, at most.
 const MOST_TURNS: usize = 4;
 
+/// What a queue pair has to know of its completion queue. A program that shares a queue between threads makes queue pairs
+/// by a clone of this, while one of them polls.
+#[derive(Clone, Debug)]
+pub struct CompletionTarget {
+    core: Arc<CompletionQueueCore>,
+}
+
+impl CompletionTarget {
+    /// What events call this queue.
+    pub fn id(&self) -> CompletionQueueId {
+        self.core.id
+    }
+
+    pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
+        &self.core
+    }
+}
+
+impl Deref for CompletionQueue {
+    type Target = CompletionTarget;
+
+    fn deref(&self) -> &CompletionTarget {
+        &self.target
+    }
+}
+
 impl Context {
     /// A new completion queue that holds at least `depth` completions of each engine.
     pub fn create_completion_queue(&self, depth: usize) -> Result<CompletionQueue, Error> {
@@ -151,11 +178,6 @@ impl Context {
 }
 
 impl CompletionQueue {
-    /// What events call this queue.
-    pub fn id(&self) -> CompletionQueueId {
-        self.core.id
-    }
-
     pub(crate) fn create(shared: &Arc<Shared>, depth: usize) -> Result<Self, Error> {
         shared.check_open()?;
         // Queue pairs that were dropped hold theirs until the engine has forgotten them.
@@ -204,7 +226,7 @@ impl CompletionQueue {
         let poll_turns = !inline && shared.config.engine.poll_turns == Some(true);
         let replacements = Vec::new();
         Ok(Self {
-            core,
+            target: CompletionTarget { core },
             shared,
             lanes,
             replacements,
@@ -215,10 +237,6 @@ impl CompletionQueue {
             inline,
             poll_turns,
         })
-    }
-
-    pub(crate) fn core(&self) -> &Arc<CompletionQueueCore> {
-        &self.core
     }
 
     /// Least number of completions that each lane holds.
@@ -234,13 +252,13 @@ impl CompletionQueue {
         self.shared.check_open()?;
         check_depth(&self.shared, depth)?;
         self.advance();
-        lock(&self.core.entries).exchange(depth * self.shared.engines.len())?;
-        let mut rings = lock(&self.core.rings);
+        lock(&self.target.core.entries).exchange(depth * self.shared.engines.len())?;
+        let mut rings = lock(&self.target.core.rings);
         for (engine, rings) in rings.iter_mut().enumerate() {
             let (lane, consumer) = uwarp_ring::ring(depth);
             rings.retain(|ring| !ring.is_abandoned());
             rings.push(consumer.gauge());
-            self.shared.engines[engine].command(Command::ReplaceLane { queue: self.core.id, lane });
+            self.shared.engines[engine].command(Command::ReplaceLane { queue: self.target.core.id, lane });
             self.replacements.push((engine, consumer));
         }
         self.depth = depth;
@@ -251,7 +269,7 @@ impl CompletionQueue {
     /// gone, for programs that expect none of it then.
     pub fn purge(&mut self, queue_pair: u32) -> usize {
         // Before anything moves: see `Unread::remain`.
-        self.core.purges.fetch_add(1, Ordering::AcqRel);
+        self.target.core.purges.fetch_add(1, Ordering::AcqRel);
         let rings = self.lanes.iter_mut().chain(self.replacements.iter_mut().map(|(_, ring)| ring));
         rings.map(|ring| ring.retain(|completion| completion.queue_pair != queue_pair)).sum()
     }
@@ -315,7 +333,7 @@ impl CompletionQueue {
         let mut empty_polls = self.empty_polls;
         for _ in 0..MOST_TURNS {
             let engine = &self.shared.engines[self.next];
-            if self.core.notifier.is_armed() || !at_helm::turn_for_application(engine.helm(), empty_polls) {
+            if self.target.core.notifier.is_armed() || !at_helm::turn_for_application(engine.helm(), empty_polls) {
                 break;
             }
             // The core is given to others when there is nothing to do, not in the middle of a message.
@@ -368,14 +386,14 @@ impl CompletionQueue {
     /// [`take_events`](Self::take_events). Poll once more after arming and before waiting for the descriptor: what
     /// arrived before is not announced. Arming leaves earlier events alone.
     pub fn arm(&mut self) {
-        self.core.notifier.arm();
+        self.target.core.notifier.arm();
         self.call_threads();
     }
 
     /// As [`arm`](Self::arm), for the next completion that the peer asked a solicited event for (RFC 5040 §5.3) or that
     /// is no success; others leave the file descriptor alone. If the queue is armed for any completion, it stays so.
     pub fn arm_solicited(&mut self) {
-        self.core.notifier.arm_also(URGENT_COMPLETION);
+        self.target.core.notifier.arm_also(URGENT_COMPLETION);
         self.call_threads();
     }
 
@@ -389,7 +407,7 @@ impl CompletionQueue {
     /// Takes the events that were raised since the last time, and returns how many: at most one for each time that the
     /// queue was armed. The file descriptor is not readable afterwards.
     pub fn take_events(&mut self) -> u64 {
-        self.core.notifier.drain_all()
+        self.target.core.notifier.drain_all()
     }
 
     /// Waits until there is a completion, or the time is over (false). It arms the queue and takes events. An inline
@@ -469,7 +487,7 @@ impl AsFd for CompletionQueue {
     /// Readable when a completion came after [`arm`](CompletionQueue::arm), until
     /// [`take_events`](CompletionQueue::take_events).
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.core.notifier.as_fd()
+        self.target.core.notifier.as_fd()
     }
 }
 

@@ -4,7 +4,7 @@ mod halves;
 mod options;
 mod reuse;
 
-pub use halves::{ReceiveHalf, SendHalf};
+pub use halves::{ReceiveHalf, SendHalf, StagedRequests};
 pub use options::QueuePairOptions;
 
 use self::halves::Gate;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use uwarp_engine::command::Features;
 use uwarp_engine::work::SendFlags;
-use uwarp_ring::{Doorbells, Notifier, Producer, Slot};
+use uwarp_ring::{Doorbells, Notifier, Producer, Reservation, Slot};
 
 /// Tells the send half that the stream is in full operation, and what it needs then. It looks here only while it is not
 /// ready itself, so that posting costs nothing for it.
@@ -138,6 +138,27 @@ impl SendHalf {
         self.post_any(requests)
     }
 
+    /// Posts the requests that `fill` pushes, in order: all of them, or none if it fails.
+    ///
+    /// # Errors
+    /// That of `fill`, and those of [`post_send`](Self::post_send) that concern no single request.
+    #[inline]
+    pub fn post_whole<E: From<PostErrorReason>>(
+        &mut self,
+        fill: impl FnOnce(&mut StagedRequests<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.bell.is_none() || self.ring.is_closed() {
+            self.open().map_err(|error| error.reason)?;
+        }
+        let reservation = self.ring.reserve(0).ok_or(PostErrorReason::Full)?;
+        let mut staged = StagedRequests { reservation, limits: &self.limits };
+        fill(&mut staged)?;
+        if staged.reservation.commit() > 0 {
+            self.ring_doorbell();
+        }
+        Ok(())
+    }
+
     /// Lets what was posted leave now, if the calling thread polls all the time and thereby turns the engine
     /// (`engine.poll-turns`): what follows a poll first may be an answer that the peer waits for. Without this call,
     /// and if it is called again before the next poll, that poll lets everything leave together.
@@ -261,6 +282,35 @@ impl SendHalf {
             self.gate.look().ok_or(PostError { posted: 0, reason: PostErrorReason::NotConnected })?;
         self.bell = Some(bell);
         self.limits.features = features;
+        Ok(())
+    }
+}
+
+/// Requests that are posted together: see [`SendHalf::post_whole`].
+#[derive(Debug)]
+pub struct StagedRequests<'a> {
+    reservation: Reservation<'a, Slot>,
+    limits: &'a SendLimits,
+}
+
+impl StagedRequests<'_> {
+    /// Adds a request.
+    ///
+    /// # Errors
+    /// What is wrong with it; it was not added.
+    #[inline]
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostErrorReason> {
+        if let Some(slot) = request.usual_slot(self.limits)
+            && self.reservation.extend(1)
+        {
+            self.reservation.write(slot);
+            return Ok(());
+        }
+        let (element, entries, inline) = request.element(self.limits)?;
+        if !self.reservation.extend(element.slots()) {
+            return Err(PostErrorReason::Full);
+        }
+        request.encode(&element, entries, inline, |slot| self.reservation.write(slot));
         Ok(())
     }
 }

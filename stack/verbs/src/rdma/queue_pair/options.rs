@@ -1,7 +1,7 @@
 //! What a queue pair is made of.
 
 use crate::error::Error;
-use crate::rdma::completion::CompletionQueue;
+use crate::rdma::completion::CompletionTarget;
 use crate::rdma::request::MAX_SGE;
 use crate::rdma::shared_receives::SharedReceiveQueue;
 use crate::runtime::core::Core;
@@ -11,9 +11,9 @@ use uwarp_engine::work::MAX_INLINE;
 #[derive(Clone, Copy, Debug)]
 pub struct QueuePairOptions<'a> {
     /// Where completions of the send queue go.
-    pub send_cq: &'a CompletionQueue,
+    pub send_cq: &'a CompletionTarget,
     /// Where completions of the receive queue go; may be the same.
-    pub receive_cq: &'a CompletionQueue,
+    pub receive_cq: &'a CompletionTarget,
     /// Requests that the send queue holds at least. An element leaves the queue when it completes, signalled or not.
     pub send_depth: usize,
     /// Requests that the receive queue holds at least.
@@ -32,7 +32,7 @@ pub struct QueuePairOptions<'a> {
 
 impl<'a> QueuePairOptions<'a> {
     /// Depths of 128, two SGEs, 32 octets inline, and one completion queue for both queues.
-    pub fn new(cq: &'a CompletionQueue) -> Self {
+    pub fn new(cq: &'a CompletionTarget) -> Self {
         Self {
             send_cq: cq,
             receive_cq: cq,
@@ -67,7 +67,7 @@ impl<'a> QueuePairOptions<'a> {
     }
 
     /// Sends completions of receives to another queue.
-    pub fn receive_cq(mut self, cq: &'a CompletionQueue) -> Self {
+    pub fn receive_cq(mut self, cq: &'a CompletionTarget) -> Self {
         self.receive_cq = cq;
         self
     }
