@@ -7,7 +7,7 @@ use uwarp::{
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
 };
 
-use crate::{PATIENCE, PAUSE};
+use crate::{PATIENCE, PAUSE, pause};
 
 /// The port that tests listen on.
 pub const PORT: u16 = 7471;
@@ -72,23 +72,8 @@ impl Endpoint {
 
     /// Connects to the server.
     pub fn connect(&mut self, context: &Context) {
-        let start = Instant::now();
-        let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
-        loop {
-            let options = ConnectOptions::default().private_data(Place::of(&self.region).to_octets()).timeout(PATIENCE);
-            match context.connect(&mut self.queue_pair, server, options) {
-                Ok(established) => {
-                    self.place = Some(Place::from_octets(&established.private_data));
-                    return;
-                }
-                // The device may still be connecting to its peer.
-                Err(error) if start.elapsed() < PATIENCE => {
-                    uwarp_notes::retried(&format!("connect: {error}"));
-                    std::thread::sleep(PAUSE);
-                }
-                Err(error) => panic!("{error}: {:#?}", context.stats()),
-            }
-        }
+        let options = || ConnectOptions::default().private_data(Place::of(&self.region).to_octets());
+        self.place = Some(connect(context, &mut self.queue_pair, options));
     }
 
     /// Accepts the next request.
@@ -190,4 +175,25 @@ pub fn answer(endpoint: &mut Endpoint, length: usize) {
     prepare_answer(endpoint);
     endpoint.post(&[SendRequest::send_inline(2, &(!seed).to_be_bytes())]);
     assert_eq!(endpoint.success().id, 2);
+}
+
+/// Connects a queue pair to the server, as soon as the device has a link. Returns the server's place.
+pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: impl Fn() -> ConnectOptions) -> Place {
+    let start = Instant::now();
+    while !context.stats().port.is_some_and(|port| port.link_up) {
+        assert!(start.elapsed() < PATIENCE, "the device has no link: {:#?}", context.stats());
+        context.poll();
+        pause();
+    }
+    let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
+    loop {
+        match context.connect(queue_pair, server, options().timeout(PATIENCE)) {
+            Ok(established) => return Place::from_octets(&established.private_data),
+            Err(error) if start.elapsed() < PATIENCE => {
+                uwarp_notes::retried(&format!("connect: {error}"));
+                std::thread::sleep(PAUSE);
+            }
+            Err(error) => panic!("{error}: {:#?}", context.stats()),
+        }
+    }
 }

@@ -19,10 +19,10 @@ use uwarp::{
 };
 use uwarp_netns as netns;
 use uwarp_vdev_tests::disk::{Disk, DiskProcess, Trouble};
-use uwarp_vdev_tests::endpoint::{Endpoint, PORT, Place};
+use uwarp_vdev_tests::endpoint::{self, Endpoint, PORT, Place};
 use uwarp_vdev_tests::network::{Device, Network, Side, Wire};
 use uwarp_vdev_tests::peer::{self, Peer};
-use uwarp_vdev_tests::{PATIENCE, PAUSE, count};
+use uwarp_vdev_tests::{PATIENCE, count};
 
 /// Records in the region; each is a number, repeated four times.
 const RECORDS: usize = 256;
@@ -60,25 +60,12 @@ fn be_target(wire: &Wire, path: &PathBuf) {
     let mut region = register(&domain, path);
     let completions = context.create_completion_queue(8).expect("a completion queue");
     let options = uwarp::QueuePairOptions::new(&completions).depth(4, 4);
-    let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
-    let start = Instant::now();
-    let queue_pair = loop {
-        let mut queue_pair = domain.create_queue_pair(&options).expect("a queue pair");
-        let options = ConnectOptions::default()
-            .features(COMMIT)
-            .peer_to_peer(ReadyToReceiveKinds::ALL)
-            .private_data(Place::of(&region).to_octets())
-            .timeout(PATIENCE);
-        match context.connect(&mut queue_pair, server, options) {
-            Ok(_) => break queue_pair,
-            // The device may still be connecting to its peer.
-            Err(error) if start.elapsed() < PATIENCE => {
-                uwarp_notes::retried(&format!("connect: {error}"));
-                std::thread::sleep(PAUSE);
-            }
-            Err(error) => panic!("{error}: {:#?}", context.stats()),
-        }
+    let mut queue_pair = domain.create_queue_pair(&options).expect("a queue pair");
+    let options = || {
+        let options = ConnectOptions::default().features(COMMIT).peer_to_peer(ReadyToReceiveKinds::ALL);
+        options.private_data(Place::of(&region).to_octets())
     };
+    endpoint::connect(&context, &mut queue_pair, options);
     for _anew in peer::words() {
         drop(region);
         region = register(&domain, path);
