@@ -30,9 +30,9 @@ use thread::{Patience, Token, current_thread, give_way};
 ///
 /// # Sections
 /// A thread can keep the lock beyond a guard's life, by [`BiasedGuard::into_section`], until
-/// [`end_section`](Self::end_section). Others wait so long. The thread itself takes and gives the lock within its section as
-/// if it was free, so that it never waits for itself. The section of a thread that has ended is over: who waits for it
-/// finds that out.
+/// [`end_section`](Self::end_section). Others wait so long. The thread itself takes and gives the lock within its
+/// section as if it was free, so that it never waits for itself. The section of a thread that has ended is over: who
+/// waits for it finds that out.
 pub struct BiasedLock<T> {
     /// The thread that may take the lock by plain stores; 0: none.
     favourite: AtomicUsize,
@@ -147,8 +147,8 @@ impl<T> BiasedLock<T> {
     /// Takes the lock, and waits for it if need be. A panic of another holder does not matter.
     ///
     /// # Panics
-    /// If the calling thread has a guard already, and is the favourite or in its section. Any other thread in that case
-    /// waits for ever.
+    /// If the calling thread has a guard already, and is the favourite, or got that guard in its section and not as the
+    /// favourite. Any other thread in that case waits for ever.
     #[inline]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
         match self.enter() {
@@ -180,9 +180,11 @@ impl<T> BiasedLock<T> {
     /// Takes the lock, and waits for it if need be, for a thread that is not to become the favourite.
     pub fn lock_as_guest(&self) -> BiasedGuard<'_, T> {
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.annotate_acquired();
         streak.length = 0;
         self.dismiss(&mut streak);
         self.wait_until_free();
+        self.annotate_acquired();
         self.by_mutex(streak)
     }
 
@@ -215,6 +217,7 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub fn end_section(&self) {
         if self.section.load(Relaxed) == Token::own().get() {
+            self.annotate_releasing();
             self.section.store(0, Release);
         }
     }
@@ -242,11 +245,13 @@ impl<T> BiasedLock<T> {
     #[inline(never)]
     fn lock_by_mutex(&self) -> BiasedGuard<'_, T> {
         if self.is_in_own_section() {
-            return self.reenter().unwrap_or_else(|| taken_twice());
+            return self.reenter_soon();
         }
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.annotate_acquired();
         self.dismiss(&mut streak);
         self.wait_until_free();
+        self.annotate_acquired();
         self.count(streak)
     }
 
@@ -261,26 +266,45 @@ impl<T> BiasedLock<T> {
             Err(TryLockError::Poisoned(streak)) => streak.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
+        self.annotate_acquired();
         self.dismiss(&mut streak);
         // In this order, as in `wait_until_free`.
         let is_taken = self.inside.load(Acquire) || self.section.load(Acquire) != 0;
-        if is_taken { None } else { Some(self.count(streak)) }
+        if is_taken {
+            return None;
+        }
+        self.annotate_acquired();
+        Some(self.count(streak))
     }
 
     fn is_in_own_section(&self) -> bool {
         self.section.load(Relaxed) == Token::own().get()
     }
 
-    /// The guard of a thread that has a section open, if it has no other one.
+    /// The guard of a thread that has a section open, if it has no other one. Nor has it one if a former favourite is
+    /// about to notice that it is one, in `enter`.
     fn reenter(&self) -> Option<BiasedGuard<'_, T>> {
-        if self.is_reentered.load(Relaxed) {
+        if self.inside.load(Relaxed) || self.is_reentered.load(Relaxed) {
             return None;
         }
         self.is_reentered.store(true, Relaxed);
         Some(BiasedGuard { lock: self, hold: Hold::Section, _thread: PhantomData })
     }
 
-    /// Waits until neither the former favourite nor a section is inside. The caller has the mutex, so nobody else comes.
+    fn reenter_soon(&self) -> BiasedGuard<'_, T> {
+        loop {
+            if let Some(guard) = self.reenter() {
+                return guard;
+            }
+            if self.is_reentered.load(Relaxed) {
+                taken_twice();
+            }
+            give_way();
+        }
+    }
+
+    /// Waits until neither the former favourite nor a section is inside. The caller has the mutex, so nobody else
+    /// comes.
     fn wait_until_free(&self) {
         let mut patience = Patience::default();
         loop {
@@ -328,6 +352,7 @@ impl<T> BiasedLock<T> {
         // Before the mutex is free: whoever takes it next sees that somebody is inside.
         self.inside.store(true, Relaxed);
         self.favourite.store(me, Relaxed);
+        self.annotate_releasing();
         drop(streak);
         self.favourites()
     }
@@ -335,6 +360,7 @@ impl<T> BiasedLock<T> {
     /// The guard of the favourite, which is inside.
     #[inline(always)]
     fn favourites(&self) -> BiasedGuard<'_, T> {
+        self.annotate_acquired();
         BiasedGuard { lock: self, hold: Hold::Favourite, _thread: PhantomData }
     }
 
@@ -348,6 +374,35 @@ impl<T> BiasedLock<T> {
         });
         BiasedGuard { lock: self, hold: Hold::Mutex, _thread: PhantomData }
     }
+}
+
+/// ThreadSanitizer knows neither membarrier(2) nor what the standard library's mutex does: it is told
+/// (tests/sanitizers).
+impl<T> BiasedLock<T> {
+    /// After whatever may have made this thread the holder, or shown it what the holder did.
+    #[inline(always)]
+    fn annotate_acquired(&self) {
+        #[cfg(feature = "thread-sanitizer")]
+        // SAFETY: an address alone.
+        unsafe {
+            __tsan_acquire((&raw const *self).cast_mut().cast());
+        }
+    }
+
+    #[inline(always)]
+    fn annotate_releasing(&self) {
+        #[cfg(feature = "thread-sanitizer")]
+        // SAFETY: an address alone.
+        unsafe {
+            __tsan_release((&raw const *self).cast_mut().cast());
+        }
+    }
+}
+
+#[cfg(feature = "thread-sanitizer")]
+unsafe extern "C" {
+    fn __tsan_acquire(address: *mut std::ffi::c_void);
+    fn __tsan_release(address: *mut std::ffi::c_void);
 }
 
 /// Ends the thread's section when it is dropped.
@@ -373,8 +428,8 @@ enum Entered {
 }
 
 impl<T> BiasedGuard<'_, T> {
-    /// Opens a section: the calling thread keeps the lock until it ends the section or itself. In a section it goes on with
-    /// that.
+    /// Opens a section: the calling thread keeps the lock until it ends the section or itself. In a section it goes on
+    /// with that.
     #[inline]
     pub fn into_section(self) {
         // Before the guard ends: see `wait_until_free`.
@@ -403,6 +458,7 @@ impl<T> DerefMut for BiasedGuard<'_, T> {
 impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        self.lock.annotate_releasing();
         match self.hold {
             Hold::Favourite => self.lock.inside.store(false, Release),
             // SAFETY: this guard came by the mutex, whose guard lies there since. It is taken out once: guards end

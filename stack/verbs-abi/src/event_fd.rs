@@ -2,12 +2,13 @@
 
 use crate::errno::{EAGAIN, Errno, minus_one, set_errno};
 use crate::lifetime;
+use crate::locks::{Held, Rank};
 use libc::c_int;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno as Os, ReadWriteFlags};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A descriptor that is readable while events wait. It is made without O_NONBLOCK, which is the program's to set.
 #[derive(Debug)]
@@ -82,20 +83,27 @@ pub(crate) struct Unacknowledged {
 
 impl Unacknowledged {
     pub(crate) fn fetched(&self) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        let _held = Held::waiting(Rank::Unacknowledged);
+        *self.count() += 1;
     }
 
     pub(crate) fn acknowledged(&self, events: u64) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = Held::waiting(Rank::Unacknowledged);
+        let mut count = self.count();
         *count = count.saturating_sub(events);
         if *count == 0 {
             self.none.notify_all();
         }
     }
 
-    /// Waits until there are none.
+    fn count(&self) -> MutexGuard<'_, u64> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there are none. The caller holds no lock.
     pub(crate) fn wait(&self) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = Held::waiting(Rank::Section);
+        let mut count = self.count();
         while *count > 0 {
             count = self.none.wait(count).unwrap_or_else(PoisonError::into_inner);
         }

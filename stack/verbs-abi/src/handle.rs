@@ -5,11 +5,11 @@
 //! for the next of its kind, so that looking at that word is always allowed.
 
 use crate::errno::{EINVAL, Errno};
+use crate::locks::{Lock, Rank};
 use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// What stands behind a pointer that C holds.
 pub(crate) trait Object: Sized + 'static {
@@ -23,11 +23,11 @@ pub(crate) trait Object: Sized + 'static {
 
 /// Addresses of freed objects of one kind.
 #[derive(Debug)]
-pub(crate) struct Pool(Mutex<Vec<usize>>);
+pub(crate) struct Pool(Lock<Vec<usize>>);
 
 impl Pool {
     pub(crate) const fn new() -> Self {
-        Pool(Mutex::new(Vec::new()))
+        Pool(Lock::new(Rank::Freed, Vec::new()))
     }
 }
 
@@ -45,7 +45,7 @@ impl<T: Object> Handle<T> {
     /// Makes an object and returns the pointer for C.
     pub(crate) fn create(public: T::Public, inner: T) -> *mut T::Public {
         let () = Self::ALIGNED;
-        let free = T::pool().0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = T::pool().0.lock().pop();
         let handle: *mut Handle<T> = match free {
             Some(address) => std::ptr::with_exposed_provenance_mut(address),
             None => {
@@ -106,7 +106,7 @@ impl<T: Object> Handle<T> {
         }
         // SAFETY: the word was ours to clear, so nobody else takes it out; it was initialised.
         let inner = unsafe { (*handle.inner.get()).assume_init_read() };
-        T::pool().0.lock().unwrap_or_else(PoisonError::into_inner).push(Self::of(public).expose_provenance());
+        T::pool().0.lock().push(Self::of(public).expose_provenance());
         Ok(inner)
     }
 

@@ -20,6 +20,7 @@ mod event_fd;
 mod exports;
 mod handle;
 mod lifetime;
+mod locks;
 #[doc(hidden)]
 pub mod measure;
 #[cfg(any(test, feature = "misuse"))]

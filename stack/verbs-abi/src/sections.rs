@@ -337,3 +337,43 @@ fn a_list_with_a_request_that_is_refused_is_not_carried_out() {
     }
     assert!(program.another_polls());
 }
+
+#[test]
+fn a_list_of_ibv_post_send_is_carried_out_up_to_the_first_that_is_refused() {
+    let (program, here, peer) = connected();
+    let mut entry =
+        ibv_sge { addr: program.memory.expose_provenance() as u64, length: SIZE as u32, lkey: program.lkey };
+    let mut requests: [ibv_send_wr; 3] = std::array::from_fn(|index| {
+        let mut request = ibv_send_wr {
+            wr_id: index as u64,
+            sg_list: &raw mut entry,
+            // The second has too many.
+            num_sge: if index == 1 { 1000 } else { 1 },
+            opcode: IBV_WR_RDMA_WRITE,
+            send_flags: IBV_SEND_SIGNALED,
+            ..ibv_send_wr::default()
+        };
+        (request.wr.rdma.remote_addr, request.wr.rdma.rkey) = (peer.memory.remote_offset(), peer.memory.stag());
+        request
+    });
+    let first = requests.as_mut_ptr();
+    let mut bad = null_mut();
+    // SAFETY: the test's own list, each of which names the next.
+    unsafe {
+        (*first).next = first.add(1);
+        (*first.add(1)).next = first.add(2);
+        assert_eq!(post::post_send(program.qp.cast(), first, &raw mut bad), libc::EINVAL);
+        assert_eq!(bad, first.add(1));
+    }
+    let mut completions = [ibv_wc::default(); 2];
+    let mut count = 0;
+    // Some turns more: nothing else comes.
+    for _ in 0..100 {
+        here.poll();
+        peer.context.poll();
+        // SAFETY: room for as many.
+        count +=
+            unsafe { completion::poll_cq(program.cq.cast(), 2 - count, completions[count as usize..].as_mut_ptr()) };
+    }
+    assert_eq!((count, completions[0].wr_id, completions[0].status), (1, 0, IBV_WC_SUCCESS));
+}

@@ -29,8 +29,8 @@ pub(super) fn current_thread() -> usize {
     MARK.with(|mark| std::ptr::from_ref(&**mark).addr())
 }
 
-/// What no other thread of this process has or ever gets, unlike [`current_thread`]: how many threads had one before, and
-/// below that the thread's number in the kernel.
+/// What no other thread of this process has or ever gets, unlike [`current_thread`]: how many threads had one before,
+/// and below that the thread's number in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token(NonZeroU64);
 
@@ -101,7 +101,7 @@ impl Patience {
             return false;
         }
         std::thread::sleep(SLEEP);
-        self.rounds % LOOKS == 0 && has_ended(token)
+        self.rounds.is_multiple_of(LOOKS) && has_ended(token)
     }
 }
 

@@ -4,12 +4,13 @@ use crate::abi::{rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
 use crate::errno::{EBUSY, Errno, minus_one, nothing, pointer};
 use crate::event_fd::{EventCounter, Unacknowledged, unless_ending};
 use crate::handle::{Handle, object};
+use crate::locks::{Held, Lock, Locked, Rank};
 use libc::c_int;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Held for writing while a channel is destroyed, so that no thread takes an event out of it meanwhile.
 static DESTRUCTION: RwLock<()> = RwLock::new(());
@@ -22,7 +23,7 @@ thread_local! {
 /// An event channel.
 pub(crate) struct Channel {
     /// Addresses of events.
-    waiting: Mutex<VecDeque<usize>>,
+    waiting: Lock<VecDeque<usize>>,
     counter: EventCounter,
 }
 object!(Channel: rdma_event_channel, b"ec");
@@ -94,11 +95,11 @@ impl Channel {
     pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
         let counter = EventCounter::new()?;
         let public = rdma_event_channel { fd: counter.raw() };
-        Ok(Handle::create(public, Channel { waiting: Mutex::new(VecDeque::new()), counter }))
+        Ok(Handle::create(public, Channel { waiting: Lock::new(Rank::Events, VecDeque::new()), counter }))
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, VecDeque<usize>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> Locked<'_, VecDeque<usize>> {
+        self.waiting.lock()
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -216,6 +217,7 @@ pub(crate) enum Answer {
 /// # Errors
 /// EINVAL: this is not a channel.
 pub(crate) fn ask(channel: *mut rdma_event_channel) -> Result<Answer, Errno> {
+    let _held = Held::waiting(Rank::Channels);
     let _stays = DESTRUCTION.read().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's pointer, and nobody destroys it while the lock is held.
     let handle = match unsafe { Handle::<Channel>::get(channel) } {
@@ -234,6 +236,7 @@ pub(crate) fn ask(channel: *mut rdma_event_channel) -> Result<Answer, Errno> {
 /// # Errors
 /// EBUSY: events wait in it. EINVAL: this is not a channel.
 pub(crate) fn destroy(channel: *mut rdma_event_channel) -> Result<(), Errno> {
+    let _held = Held::waiting(Rank::Channels);
     let _alone = DESTRUCTION.write().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's pointer, and no thread takes an event out of it.
     unsafe {

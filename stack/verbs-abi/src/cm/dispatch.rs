@@ -7,20 +7,21 @@ use crate::cm::outcome::{self, Outcome};
 use crate::cm::{identifier, port};
 use crate::errno::Errno;
 use crate::handle::Handle;
+use crate::locks::{Lock, Rank};
 use crate::process;
 use crate::verbs::completion::Queue;
 use crate::verbs::events::Event as Asynchronous;
 use crate::verbs::{context, pair, shared_receives};
 use libc::c_int;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use uwarp::{AsyncEvent, ChannelEvent, ConnectFailure, ConnectionChange, EventChannel};
 
 /// The channel that all listeners and queue pairs of the process are attached to. The first call starts the threads.
 pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
     static CHANNEL: OnceLock<EventChannel> = OnceLock::new();
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    static MAKING: Lock<()> = Lock::new(Rank::Making, ());
+    let _one = MAKING.lock();
     if let Some(channel) = CHANNEL.get() {
         return Ok(channel);
     }

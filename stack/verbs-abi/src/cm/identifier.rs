@@ -7,17 +7,18 @@ use crate::cm::port::{self, Binding};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
+use crate::locks::{Lock, Locked, Rank};
 use crate::process;
 use crate::verbs::pair::{self, PairId};
 use libc::{c_int, c_void};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use uwarp::{ConnectOptions, ConnectRequest, EventChannel};
 
 /// An identifier: what a socket is for TCP.
 pub(crate) struct Identifier {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Events that the program has fetched and not acknowledged.
     pub(crate) events: Arc<Unacknowledged>,
     /// By which the events of uwarp name it; never another's.
@@ -80,8 +81,8 @@ pub(crate) enum Stage {
 }
 
 impl Identifier {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Locked<'_, State> {
+        self.state.lock()
     }
 }
 
@@ -89,10 +90,10 @@ impl Identifier {
 pub(crate) type Known = BTreeMap<u64, usize>;
 
 /// It is locked while an event is delivered, so that an identifier that was taken out gets none any more.
-static KNOWN: Mutex<Known> = Mutex::new(Known::new());
+static KNOWN: Lock<Known> = Lock::new(Rank::Identifiers, Known::new());
 
-pub(crate) fn known() -> MutexGuard<'static, Known> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn known() -> Locked<'static, Known> {
+    KNOWN.lock()
 }
 
 pub(crate) fn keys() -> Vec<u64> {
@@ -124,7 +125,8 @@ pub(crate) fn create(
     unsafe { Handle::<Channel>::get(channel)? };
     let key = port::next_key();
     let public = rdma_cm_id { channel, context: user, ps: space, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
-    let inner = Identifier { state: Mutex::new(State { waits, ..state }), events: Arc::default(), key };
+    let inner =
+        Identifier { state: Lock::new(Rank::Identifier, State { waits, ..state }), events: Arc::default(), key };
     let id = Handle::create(public, inner);
     known.insert(key, id.expose_provenance());
     Ok(id)
@@ -224,7 +226,7 @@ pub(crate) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
         acknowledge(&mut *id)?;
         handle.events.wait();
         let identifier = Handle::<Identifier>::destroy(id)?;
-        let state = identifier.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let state = identifier.state.into_inner();
         let is_connected = matches!(state.stage, Stage::Starting | Stage::Connected);
         state.queue_pair.and_then(|id| pair::with(id, |pair| pair::leave(pair, is_connected)));
         if state.waits {

@@ -6,12 +6,12 @@ use crate::cm::endpoint;
 use crate::cm::identifier::{self, Attempt, Identifier, Known, Stage, State, report};
 use crate::errno::{EINVAL, Errno};
 use crate::handle::Handle;
+use crate::locks::{Lock, Locked, Rank};
 use crate::process;
 use crate::verbs::context::MOST_READS;
 use crate::verbs::pair::{self, Pair};
 use libc::c_int;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uwarp::{ConnectRequest, Connecting, EventChannel, QueuePairControl, QueuePairState};
 
@@ -53,10 +53,10 @@ pub(crate) fn begin(
 
 /// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs
 /// while there are some: perftest takes the server's first queue pair to be connected with the client's first.
-static REFUSED: Mutex<VecDeque<(Instant, u64)>> = Mutex::new(VecDeque::new());
+static REFUSED: Lock<VecDeque<(Instant, u64)>> = Lock::new(Rank::Refused, VecDeque::new());
 
-fn refused() -> MutexGuard<'static, VecDeque<(Instant, u64)>> {
-    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+fn refused() -> Locked<'static, VecDeque<(Instant, u64)>> {
+    REFUSED.lock()
 }
 
 /// Connects once more, a little later. False: it was tried often enough.
@@ -120,7 +120,7 @@ pub(crate) fn settle(id: *mut rdma_cm_id, handle: &Handle<Identifier>, outcome: 
 pub(crate) fn disconnect(
     id: *mut rdma_cm_id,
     handle: &Handle<Identifier>,
-    mut state: MutexGuard<'_, State>,
+    mut state: Locked<'_, State>,
 ) -> Result<(), Errno> {
     let disconnected = |id| {
         pair::with(id, |pair| {
@@ -141,7 +141,7 @@ pub(crate) fn disconnect(
     Ok(())
 }
 
-fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: MutexGuard<'_, State>, outcome: Outcome) {
+fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: Locked<'_, State>, outcome: Outcome) {
     let outcome = match outcome {
         // Of an attempt that the program has ended: it knows.
         _ if matches!(state.stage, Stage::Ended) => return,

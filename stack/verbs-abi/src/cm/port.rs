@@ -4,9 +4,10 @@
 //! one listener for a port, so requests are told apart here.
 
 use crate::errno::Errno;
+use crate::locks::{Lock, Locked, Rank};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use uwarp::{Context, EventChannel, ListenOptions, Listener, PortReservation};
 
 /// A port that the process has.
@@ -16,7 +17,7 @@ struct Port {
     address: Option<IpAddr>,
     /// By which requests name it.
     key: u64,
-    users: Mutex<Users>,
+    users: Lock<Users>,
 }
 
 /// The identifiers of a port: that of IPv4 and that of IPv6.
@@ -35,10 +36,10 @@ pub(crate) struct Binding {
 }
 
 /// The ports that the process has.
-static PORTS: Mutex<Vec<Weak<Port>>> = Mutex::new(Vec::new());
+static PORTS: Lock<Vec<Weak<Port>>> = Lock::new(Rank::Ports, Vec::new());
 
-fn ports() -> MutexGuard<'static, Vec<Weak<Port>>> {
-    PORTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn ports() -> Locked<'static, Vec<Weak<Port>>> {
+    PORTS.lock()
 }
 
 fn family_of(ip: IpAddr) -> usize {
@@ -46,8 +47,8 @@ fn family_of(ip: IpAddr) -> usize {
 }
 
 impl Port {
-    fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    fn users(&self) -> Locked<'_, Users> {
+        self.users.lock()
     }
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn bind(context: &Context, wanted: Option<u16>, ip: IpAddr) -> Result
     let reservation = context.reserve_port(wanted)?;
     let mut users = Users::default();
     users.is_bound[family] = true;
-    let port = Arc::new(Port { reservation, address, key: next_key(), users: Mutex::new(users) });
+    let port = Arc::new(Port { reservation, address, key: next_key(), users: Lock::new(Rank::Port, users) });
     ports.push(Arc::downgrade(&port));
     Ok(Binding { port, family })
 }

@@ -7,11 +7,12 @@ use crate::cm::identifier::{Identifier, Stage, complete, report};
 use crate::cm::port;
 use crate::errno::{EINVAL, Errno, minus_one, nothing, pointer};
 use crate::handle::Handle;
+use crate::locks::{Lock, Rank};
 use crate::process;
 use crate::verbs::{device, domain, open};
 use libc::c_int;
 use std::net::SocketAddr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// What all identifiers share: an open device, and a domain for those that bring none.
 pub(crate) struct CommonDevice {
@@ -22,8 +23,8 @@ pub(crate) struct CommonDevice {
 /// The device as rdma_cm has it open.
 pub(crate) fn common_device() -> Result<&'static CommonDevice, Errno> {
     static DEVICE: OnceLock<CommonDevice> = OnceLock::new();
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    static MAKING: Lock<()> = Lock::new(Rank::Making, ());
+    let _one = MAKING.lock();
     if let Some(device) = DEVICE.get() {
         return Ok(device);
     }

@@ -20,20 +20,24 @@ impl Program<'_> {
     pub(super) unsafe fn call(&mut self) {
         // SAFETY: as the caller promises; the same for all of these.
         unsafe {
-            match self.below(16) {
-                0 => self.device(),
-                1 => self.ask_device(),
-                2 => self.look_up(),
-                3 | 4 => self.memory(),
-                5 | 6 => self.queues(),
-                7 => self.events(),
-                8 => self.shared_receives(),
-                9 | 10 => self.queue_pairs(),
-                11 => self.post(),
-                12 => self.build(),
-                13 => self.poll(),
-                14 => self.identifiers(),
-                _ => self.connections(),
+            match self.below(33) {
+                0 | 1 => self.device(),
+                2 | 3 => self.ask_device(),
+                4 | 5 => self.look_up(),
+                6..10 => self.memory(),
+                10..14 => self.queues(),
+                14 | 15 => self.events(),
+                16 | 17 => self.shared_receives(),
+                18..22 => self.queue_pairs(),
+                22 | 23 => self.post(),
+                24 | 25 => self.build(),
+                26 | 27 => self.poll(),
+                28 | 29 => self.identifiers(),
+                30 | 31 => self.connections(),
+                _ => {
+                    let threads = 1 + usize::from(self.coin());
+                    self.beside(threads);
+                }
             }
         }
     }

@@ -1,8 +1,9 @@
-//! Exports in any order with any arguments: null pointers, objects of another kind, freed ones, memory that is no
-//! object, and absurd sizes. Every call must come back, and a device must close once its objects are gone. Octets
-//! choose the calls and the arguments: random ones in the test here, a fuzzer's in tests/fuzz. AddressSanitizer sees
-//! what was touched (tests/sanitizers).
+//! Exports in any order with any arguments, by one thread or two: null pointers, objects of another kind, freed ones,
+//! memory that is no object, and absurd sizes. Every call must come back, and a device must close once its objects are
+//! gone. Octets choose the calls and the arguments: random ones in the test here, a fuzzer's in tests/fuzz.
+//! AddressSanitizer sees what was touched (tests/sanitizers).
 
+mod beside;
 mod calls;
 
 use crate::abi::*;

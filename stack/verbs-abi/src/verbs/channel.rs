@@ -3,19 +3,19 @@
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::errno::{EBUSY, Errno, number, pointer};
 use crate::handle::{Handle, object};
+use crate::locks::{Lock, Locked, Rank};
 use crate::verbs::context;
 use libc::c_int;
 use rustix::event::epoll;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A completion channel. Its descriptor is an epoll of the queues' own descriptors: readable while one of them has an
 /// event, and nobody has to carry events from here to there.
 pub(crate) struct Channel {
     epoll: OwnedFd,
     /// Held from when a queue that has an event is found until the event is counted, and while a queue is taken out.
-    fetching: Mutex<()>,
+    fetching: Lock<()>,
     /// Queues that use it.
     queues: AtomicUsize,
 }
@@ -41,8 +41,8 @@ impl Channel {
     }
 
     /// Keeps the queues of the channel in it.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
-        self.fetching.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Locked<'_, ()> {
+        self.fetching.lock()
     }
 
     /// A queue that has an event, if there is one. It is not destroyed while the channel is locked.
@@ -61,7 +61,7 @@ pub(crate) fn create(context: *mut ibv_context) -> Result<*mut ibv_comp_channel,
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let public = ibv_comp_channel { context, fd: epoll.as_raw_fd(), refcnt: 0 };
     open.objects.fetch_add(1, Ordering::AcqRel);
-    Ok(Handle::create(public, Channel { epoll, fetching: Mutex::new(()), queues: AtomicUsize::new(0) }))
+    Ok(Handle::create(public, Channel { epoll, fetching: Lock::new(Rank::Fetching, ()), queues: AtomicUsize::new(0) }))
 }
 
 /// Ends a channel that no queue uses.

@@ -1,18 +1,20 @@
 //! Completion queues: `ibv_poll_cq`, and the polling of one completion at a time through `ibv_cq_ex`.
 //!
-//! From an `ibv_start_poll` that succeeds to `ibv_end_poll` a thread has the queue for itself, unless the queue was made for
-//! a single thread: then each call stands alone. So:
+//! From an `ibv_start_poll` that succeeds to `ibv_end_poll` a thread has the queue for itself, unless the queue was
+//! made for a single thread: then each call stands alone. So:
 //! - Other threads that poll or arm the queue, or destroy a queue pair of it, wait until the section ends, or until its
 //!   thread has ended.
-//! - Within its section the thread may do all of that, and does not wait. A second start goes on with the next completion.
+//! - Within its section the thread may do all of that, and does not wait. A second start goes on with the next
+//!   completion.
 //! - A start that fails, with ENOENT too, leaves no section open.
-//! - Outside of its own section, `ibv_next_poll` returns EINVAL and `ibv_end_poll` does nothing. What the `read` functions
-//!   return is that of the last completion, or 0 while another thread has a section.
+//! - Outside of its own section, `ibv_next_poll` returns EINVAL and `ibv_end_poll` does nothing. What the `read`
+//!   functions return is that of the last completion, or 0 while another thread has a section.
 
 use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, nothing, number, pointer};
 use crate::event_fd::{self, Unacknowledged};
 use crate::handle::{Handle, object};
+use crate::locks::{Owned, OwnedGuard, Rank};
 use crate::process::{self, Process};
 use crate::taken::TakenCounters;
 use crate::verbs::channel::Channel;
@@ -22,11 +24,10 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CompletionTarget, Status};
-use uwarp_ring::{BiasedGuard, BiasedLock};
 
 /// A completion queue.
 pub(crate) struct Queue {
-    inner: BiasedLock<Polled>,
+    inner: Owned<Polled>,
     /// A duplicate of the queue's descriptor, for those who wait while others poll.
     notifier: OwnedFd,
     /// Completion events.
@@ -66,12 +67,12 @@ impl DerefMut for Polled {
 }
 
 impl Queue {
-    pub(crate) fn lock(&self) -> BiasedGuard<'_, Polled> {
+    pub(crate) fn lock(&self) -> OwnedGuard<'_, Polled> {
         self.inner.lock()
     }
 
-    /// Whether completions of work of a queue pair that succeeded lie unread. Somebody who has the queue may be about to
-    /// read them.
+    /// Whether completions of work of a queue pair that succeeded lie unread. Somebody who has the queue may be about
+    /// to read them.
     pub(crate) fn may_have_successes(&self, number: u32) -> bool {
         self.inner.try_lock().is_none_or(|mut polled| polled.has_successes(number))
     }
@@ -230,7 +231,7 @@ fn create(
         let handle = Handle::create(
             public,
             Queue {
-                inner: BiasedLock::new(polled),
+                inner: Owned::new(Rank::Section, polled),
                 notifier,
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),

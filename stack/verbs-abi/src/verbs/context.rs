@@ -2,11 +2,11 @@
 
 use crate::abi::{ibv_context, verbs_context};
 use crate::errno::{EBUSY, EINVAL, Errno};
+use crate::locks::{Lock, Locked, Rank};
 use crate::verbs::events::{Event, EventQueue};
 use libc::c_int;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// What an open device is, with the structures that C sees. Never moved.
 #[repr(C)]
@@ -19,14 +19,14 @@ pub(crate) struct OpenDevice {
 }
 
 /// The devices that are open, by the addresses that C holds.
-static OPEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static OPEN: Lock<Vec<usize>> = Lock::new(Rank::Devices, Vec::new());
 
 /// Memory of devices that were closed. It stays mapped, as that of all objects: a stray pointer into it may be looked
 /// at.
-static CLOSED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static CLOSED: Lock<Vec<usize>> = Lock::new(Rank::Freed, Vec::new());
 
-fn open_devices() -> std::sync::MutexGuard<'static, Vec<usize>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+fn open_devices() -> Locked<'static, Vec<usize>> {
+    OPEN.lock()
 }
 
 /// The open device behind a pointer from C.
@@ -72,7 +72,7 @@ pub(crate) fn next_handle() -> u32 {
 pub(crate) fn open(mut public: verbs_context) -> Result<*mut ibv_context, Errno> {
     let events = EventQueue::new()?;
     public.context.async_fd = events.fd();
-    let former = CLOSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let former = CLOSED.lock().pop();
     let memory: *mut OpenDevice = match former {
         Some(address) => std::ptr::with_exposed_provenance_mut(address),
         None => Box::leak(Box::new_uninit()).as_mut_ptr(),
@@ -98,6 +98,6 @@ pub(crate) unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
     let outer = (&raw const *open).cast_mut();
     // SAFETY: initialised by `open`, and not in the list any more.
     unsafe { outer.drop_in_place() };
-    CLOSED.lock().unwrap_or_else(PoisonError::into_inner).push(outer.expose_provenance());
+    CLOSED.lock().push(outer.expose_provenance());
     Ok(())
 }

@@ -3,14 +3,14 @@
 use crate::abi::ibv_event_type;
 use crate::errno::Errno;
 use crate::event_fd::EventCounter;
+use crate::locks::{Lock, Rank};
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, PoisonError};
 
 /// Events that wait to be fetched.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
-    waiting: Mutex<VecDeque<Event>>,
+    waiting: Lock<VecDeque<Event>>,
     counter: EventCounter,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Event {
 
 impl EventQueue {
     pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Self { waiting: Mutex::new(VecDeque::new()), counter: EventCounter::new()? })
+        Ok(Self { waiting: Lock::new(Rank::Events, VecDeque::new()), counter: EventCounter::new()? })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -32,7 +32,7 @@ impl EventQueue {
 
     pub(crate) fn push(&self, event: Event) {
         // Under the lock: who takes the event away lowers the count.
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         waiting.push_back(event);
         self.counter.raise();
     }
@@ -40,7 +40,7 @@ impl EventQueue {
     /// Takes the next event, if there is one. `fetched` counts it while destroyers of its object cannot see it gone.
     pub(crate) fn take(&self, fetched: impl FnOnce(Event)) -> Result<Option<Event>, Errno> {
         while self.counter.take()? {
-            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock();
             // An event of an object that was destroyed before it was fetched has gone.
             if let Some(event) = waiting.pop_front() {
                 fetched(event);
@@ -52,7 +52,7 @@ impl EventQueue {
 
     /// Drops what waits about an object that is going.
     pub(crate) fn forget(&self, element: usize) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let before = waiting.len();
         waiting.retain(|event| event.element != element);
         // The descriptor must not announce what nobody can fetch: who polls it would wait for good in the call that
@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn a_descriptor_that_cannot_be_read_is_an_error_and_not_a_queue_without_events() {
         let unreadable = std::fs::File::options().write(true).open("/dev/null").unwrap();
-        let queue = EventQueue { waiting: Mutex::default(), counter: EventCounter::from(unreadable) };
+        let queue =
+            EventQueue { waiting: Lock::new(Rank::Events, VecDeque::new()), counter: EventCounter::from(unreadable) };
         assert_eq!(queue.take(|_| ()), Err(Errno(libc::EBADF)));
     }
 }

@@ -3,22 +3,21 @@
 use crate::abi::{ibv_qp_cap, ibv_qp_ex, ibv_qp_state};
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
+use crate::locks::{Lock, Locked, Owned, Rank};
 use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
 use crate::verbs::send_queue::SendQueue;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::{QueuePairControl, ReceiveHalf};
-use uwarp_ring::BiasedLock;
 
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
 /// one that sends.
 pub(crate) struct Pair {
     pub(crate) id: PairId,
-    pub(crate) control: Mutex<QueuePairControl>,
-    pub(crate) send: BiasedLock<Sender>,
-    pub(crate) receive: BiasedLock<ReceiveHalf>,
+    pub(crate) control: Lock<QueuePairControl>,
+    pub(crate) send: Owned<Sender>,
+    pub(crate) receive: Owned<ReceiveHalf>,
     /// The queue pair was made for `ibv_wr_start` and what belongs to it.
     pub(crate) has_builder: bool,
     pub(crate) asynchronous: Unacknowledged,
@@ -52,8 +51,8 @@ pub(crate) struct Sender {
 
 impl Pair {
     /// What connects it.
-    pub(crate) fn control(&self) -> MutexGuard<'_, QueuePairControl> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn control(&self) -> Locked<'_, QueuePairControl> {
+        self.control.lock()
     }
 
     pub(crate) fn set_reads(&self, ird: u16, ord: u16) {
@@ -63,12 +62,11 @@ impl Pair {
 
 /// The queue pairs that there are, by uwarp's number: programs may connect one that rdma_cm did not make, and events
 /// name it so. `destroy` takes a queue pair out first, so those in the list live, and so do their queues, while it is
-/// locked. Nothing that waits for this lock holds the lock of a queue pair or of a queue, so those may be taken below
-/// it.
-static BY_NUMBER: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+/// locked.
+static BY_NUMBER: Lock<BTreeMap<u32, usize>> = Lock::new(Rank::QueuePairs, BTreeMap::new());
 
-pub(crate) fn by_number() -> MutexGuard<'static, BTreeMap<u32, usize>> {
-    BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn by_number() -> Locked<'static, BTreeMap<u32, usize>> {
+    BY_NUMBER.lock()
 }
 
 /// The queue pair that a program names by its number, for a call that the program does not destroy it under.

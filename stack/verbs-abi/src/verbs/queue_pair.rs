@@ -4,6 +4,7 @@ use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
 use crate::event_fd::Unacknowledged;
 use crate::handle::Handle;
+use crate::locks::{Lock, Owned, Rank};
 use crate::process;
 use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
@@ -15,9 +16,7 @@ use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
 use libc::c_int;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use uwarp::QueuePairOptions;
-use uwarp_ring::BiasedLock;
 
 /// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic
 /// with its sink, a bind and a Write with immediate data may need.
@@ -119,9 +118,9 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             public,
             Pair {
                 id,
-                control: Mutex::new(control),
-                send: BiasedLock::new(Sender { queue, builder: Builder::default() }),
-                receive: BiasedLock::new(receive),
+                control: Lock::new(Rank::Control, control),
+                send: Owned::new(Rank::Section, Sender { queue, builder: Builder::default() }),
+                receive: Owned::new(Rank::Receives, receive),
                 has_builder: with_builder,
                 asynchronous: Unacknowledged::default(),
                 caps: wanted.cap,
@@ -204,7 +203,7 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         open.events.forget(qp.addr());
         pair.asynchronous.wait();
         let inner = Handle::<Pair>::destroy(qp.cast())?;
-        let control = inner.control.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let control = inner.control.into_inner();
         // The halves go first: nothing is posted any more.
         drop((inner.send, inner.receive));
         let send_cq = Handle::<Queue>::get(base.send_cq.cast())?;
@@ -243,7 +242,7 @@ fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
         let mut sender = pair.send.lock();
         pair.control().reset_with(&mut sender.queue.half)?;
     }
-    // As drivers of hardware do. Nothing is locked here: somebody who has a section of a completion queue may post in it.
+    // As drivers of hardware do. Nothing is locked here: who has a section of a completion queue may post in it.
     // SAFETY: our own structure.
     purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
     pair.send.lock().queue.reset();

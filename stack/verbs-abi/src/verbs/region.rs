@@ -3,18 +3,18 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one, number, pointer};
 use crate::handle::{Handle, object};
+use crate::locks::{Lock, Rank};
 use crate::verbs::context::next_handle;
 use crate::verbs::domain::Domain;
 use libc::{c_int, c_uint, c_void, size_t};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 use uwarp::{Access, MemoryRegion, RegionBuffer, RegionChange, RegionOptions, TaggedBase};
 
 /// Registered memory, which the program owns. It may free it before it deregisters: then what a peer does there is as
 /// undefined as with a device that has pinned the pages.
 pub(crate) struct Region {
-    region: Mutex<MemoryRegion>,
+    region: Lock<MemoryRegion>,
 }
 object!(Region: ibv_mr, b"mr");
 
@@ -82,7 +82,7 @@ fn export(pd: *mut ibv_pd, address: *mut c_void, length: size_t, first: u64, fla
                 lkey: stag,
                 rkey: stag,
             };
-            Ok(Handle::create(public, Region { region: Mutex::new(region) }))
+            Ok(Handle::create(public, Region { region: Lock::new(Rank::Memory, region) }))
         }
     })
 }
@@ -149,7 +149,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             if changes == 0 || changes & !(IBV_REREG_MR_FLAGS_SUPPORTED as c_uint) != 0 {
                 return Err(EINVAL);
             }
-            let mut region_now = region.region.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut region_now = region.region.lock();
             let public = &mut *region.public();
             let flags = access as c_uint;
             let rights = if changes & IBV_REREG_MR_CHANGE_ACCESS != 0 { Some(rights(flags)?) } else { None };

@@ -4,17 +4,17 @@ use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, number, pointer};
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
+use crate::locks::{Lock, Locked, Rank};
 use crate::verbs::context::{self, next_handle};
 use crate::verbs::domain::Domain;
 use crate::verbs::work::each_receive;
 use libc::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::{SharedReceiveOptions, SharedReceiveQueue};
 
 /// A shared receive queue.
 pub(crate) struct SharedQueue {
-    inner: Mutex<SharedReceiveQueue>,
+    inner: Lock<SharedReceiveQueue>,
     pub(crate) asynchronous: Unacknowledged,
     /// Queue pairs that use it.
     pub(crate) users: AtomicUsize,
@@ -22,16 +22,16 @@ pub(crate) struct SharedQueue {
 object!(SharedQueue: ibv_srq, b"srq");
 
 impl SharedQueue {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, SharedReceiveQueue> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Locked<'_, SharedReceiveQueue> {
+        self.inner.lock()
     }
 }
 
 /// The queues that there are, with uwarp's numbers, by which events name them.
-static BY_NUMBER: Mutex<Vec<(uwarp::SharedReceiveQueueId, usize)>> = Mutex::new(Vec::new());
+static BY_NUMBER: Lock<Vec<(uwarp::SharedReceiveQueueId, usize)>> = Lock::new(Rank::SharedQueues, Vec::new());
 
-fn by_number() -> MutexGuard<'static, Vec<(uwarp::SharedReceiveQueueId, usize)>> {
-    BY_NUMBER.lock().unwrap_or_else(PoisonError::into_inner)
+fn by_number() -> Locked<'static, Vec<(uwarp::SharedReceiveQueueId, usize)>> {
+    BY_NUMBER.lock()
 }
 
 /// Does something with the address of the queue that has a number of uwarp's, if there is one; it is not destroyed
@@ -62,7 +62,7 @@ pub(crate) fn create(pd: *mut ibv_pd, user: *mut c_void, wanted: &mut ibv_srq_at
         let handle = Handle::create(
             public,
             SharedQueue {
-                inner: Mutex::new(queue),
+                inner: Lock::new(Rank::Receives, queue),
                 asynchronous: Unacknowledged::default(),
                 users: AtomicUsize::new(0),
             },

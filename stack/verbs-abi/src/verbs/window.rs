@@ -3,6 +3,7 @@
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
 use crate::handle::{Handle, object};
+use crate::locks::{Lock, Locked, Rank};
 use crate::verbs::context::next_handle;
 use crate::verbs::domain::Domain;
 use crate::verbs::region::{self, Region};
@@ -10,18 +11,17 @@ use crate::verbs::send_queue::Post;
 use crate::verbs::work::post_flagged;
 use libc::{c_int, c_uint};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use uwarp::{Access, MemoryWindow, Sge};
 
 /// A memory window.
 pub(crate) struct Window {
-    inner: Mutex<MemoryWindow>,
+    inner: Lock<MemoryWindow>,
 }
 object!(Window: ibv_mw, b"mw");
 
 impl Window {
-    fn lock(&self) -> MutexGuard<'_, MemoryWindow> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_, MemoryWindow> {
+        self.inner.lock()
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
                 handle: next_handle(),
                 type_: kind,
             };
-            Ok(Handle::create(public, Window { inner: Mutex::new(window) }))
+            Ok(Handle::create(public, Window { inner: Lock::new(Rank::Memory, window) }))
         }
     })
 }

@@ -4,8 +4,8 @@
 //! - Other threads that start, post, reset or destroy wait until the section ends, or until its thread has ended.
 //! - Within its section the thread may do all of that, and does not wait: what it posts by `ibv_post_send` comes before
 //!   the list, and a second start begins the list anew.
-//! - Outside of its own section a thread changes nothing by these calls: errno is EINVAL, and so is what `ibv_wr_complete`
-//!   returns.
+//! - Outside of its own section a thread changes nothing by these calls: errno is EINVAL, and so is what
+//!   `ibv_wr_complete` returns.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, nothing, number};

@@ -144,8 +144,8 @@ const POLLS_BEFORE_YIELD: u32 = 256;
 /// Turns of an engine in one poll, at most.
 const MOST_TURNS: usize = 4;
 
-/// What a queue pair has to know of its completion queue. A program that shares a queue between threads makes queue pairs
-/// by a clone of this, while one of them polls.
+/// What a queue pair has to know of its completion queue. A program that shares a queue between threads makes queue
+/// pairs by a clone of this, while one of them polls.
 #[derive(Clone, Debug)]
 pub struct CompletionTarget {
     core: Arc<CompletionQueueCore>,
