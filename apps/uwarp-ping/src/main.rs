@@ -27,7 +27,7 @@ Examples:
     uwarp-ping serve --device tap --address 10.0.0.2/24
       and there: rping -c -a 10.0.0.2 -C 10 -V
     uwarp-ping run --server 10.0.0.1 --device tap \\
-        --address 10.0.0.2/24 -C 10 --first-fpdu-delay 100ms
+        --address 10.0.0.2/24 -C 10
       and there: rping -s
 
   Open the stream with a Read of no octets; ask for markers; keep packets:
@@ -98,8 +98,8 @@ struct RunArguments {
     #[arg(long, value_name = "KIND", num_args = 0..=1, default_missing_value = "any")]
     peer_to_peer: Option<Indication>,
 
-    /// Pause between the connection and the first message, for a server that loses an early one (Linux siw may leave it
-    /// unread until a second one comes; 100ms is enough) [default: the file's mpa.first-fpdu-delay, or none]
+    /// Pause between the connection and the first message, for a server that loses an early one [default: the file's
+    /// mpa.first-fpdu-delay, or none]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     first_fpdu_delay: Option<Duration>,
 }

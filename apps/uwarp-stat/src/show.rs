@@ -159,6 +159,13 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
                 engine.index, engine.receive_waits, engine.receive_waits_expired
             );
         }
+        if engine.nudges_sent > 0 {
+            let _ = writeln!(
+                text,
+                "engine {} sent Writes of nothing to silent peers: {}",
+                engine.index, engine.nudges_sent
+            );
+        }
         counts(text, engine, "injected faults", &engine.faults);
     }
     for silent in &now.silent_engines {

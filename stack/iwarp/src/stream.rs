@@ -109,6 +109,11 @@ impl Stream {
         self.heard || self.role == Role::Initiator
     }
 
+    /// Whether an FPDU of the peer has arrived.
+    pub const fn has_heard(&self) -> bool {
+        self.heard
+    }
+
     pub(crate) fn is_responder(&self) -> bool {
         self.role == Role::Responder
     }
@@ -137,8 +142,9 @@ impl Stream {
         self.ready_to_receive.is_some()
     }
 
-    /// The indication that an Initiator must send to a peer-to-peer Responder as its first FPDU (RFC 6581 §9.2); `None`
-    /// if there is none or it was already returned. It uses no slot of the consumer's queues.
+    /// The indication that an Initiator must send to a peer-to-peer Responder as its first FPDU (RFC 6581 §9.2), or
+    /// what [`Stream::owe_write_of_nothing`] asks for; `None` if there is none or it was already returned. It uses no
+    /// slot of the consumer's queues.
     pub fn ready_to_receive_message(&mut self) -> Option<Message> {
         let kind = self.ready_to_receive.take()?;
         // No peer should check the tag, but some hardware fails on tag 0.
@@ -157,6 +163,16 @@ impl Stream {
                 self.begin_read(&request, None)
             }
         }
+    }
+
+    /// Has [`Stream::ready_to_receive_message`] give a Write of nothing, which any peer takes at any time and which
+    /// changes nothing there. False: no message may be sent, or it has something to give.
+    pub fn owe_write_of_nothing(&mut self) -> bool {
+        let may = self.may_send_messages() && self.ready_to_receive.is_none();
+        if may {
+            self.ready_to_receive = Some(ReadyToReceive::Write);
+        }
+        may
     }
 
     /// A Send of `length` octets. It takes the next number of queue 0, so messages must be sent in the order of these

@@ -73,6 +73,10 @@ pub struct IwarpConfig {
     /// ready-to-receive indication. Otherwise a Responder waits for its peer's first FPDU without limit, until it
     /// disconnects with posted work: then this limit starts.
     pub startup_timeout: Duration,
+    /// How long a peer that we have connected to may be silent before it gets a Write of nothing, which makes it read
+    /// on where it has left our first FPDU unread. It gets up to five, each after four times as long as the one
+    /// before. Zero: none.
+    pub nudge_after: Duration,
     /// How long input is read after a Terminate before the connection is reset.
     pub terminate_drain: Duration,
     /// How long a message of the peer that finds no posted receive may wait for one. Its stream stands still meanwhile:
@@ -99,6 +103,7 @@ impl Default for IwarpConfig {
             max_ord: 128,
             crc: true,
             startup_timeout: Duration::from_secs(10),
+            nudge_after: Duration::ZERO,
             terminate_drain: Duration::from_secs(2),
             receive_wait: Duration::ZERO,
             max_ulpdu: 64_768,

@@ -41,6 +41,7 @@ pub(crate) struct Counters {
     pub(crate) cookies_accepted: u64,
     pub(crate) cookies_wrong: u64,
     pub(crate) cookies_not_compared: u64,
+    pub(crate) nudges_sent: u64,
     pub(crate) terminates_sent: u64,
     pub(crate) terminates_received: u64,
     pub(crate) connections_opened: u64,

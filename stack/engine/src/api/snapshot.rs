@@ -120,6 +120,7 @@ impl Counters {
             reassembled: self.reassembled,
             echoes: self.echoes,
             address_conflicts: self.address_conflicts,
+            nudges_sent: self.nudges_sent,
             terminates_sent: self.terminates_sent,
             terminates_received: self.terminates_received,
             connections_opened: self.connections_opened,

@@ -332,6 +332,8 @@ pub struct EngineStats {
     /// Octets that commits have written to stores or written back in persistent memory. Octets that several commits of
     /// a region share are counted once.
     pub commit_octets: u64,
+    /// Writes of nothing to silent peers that may have left our first FPDU unread.
+    pub nudges_sent: u64,
     /// Terminates sent.
     pub terminates_sent: u64,
     /// Terminates received.

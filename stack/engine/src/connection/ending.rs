@@ -309,8 +309,28 @@ impl Connection {
                     self.ends_by(DisconnectReason::TimedOut);
                     self.abort(link, counters, now);
                 }
-                Limit::FirstFpdu(_) | Limit::Pause(_) | Limit::None => {}
+                Limit::Pause(_) => running.limit = Limit::silence(now, config.iwarp.nudge_after, 0),
+                Limit::Silence(_) if !running.stream.has_heard() => {
+                    running.silences += 1;
+                    running.limit = Limit::silence(now, config.iwarp.nudge_after, running.silences);
+                    self.nudge(counters);
+                }
+                Limit::FirstFpdu(_) | Limit::Silence(_) | Limit::None => {}
             },
+        }
+    }
+
+    /// The peer is silent. If its TCP has all that we have sent, and that is something, a Write of nothing follows.
+    fn nudge(&mut self, counters: &mut Counters) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let pushed = self.tcp.octets_pushed();
+        let is_taken = pushed > running.transmit_start && self.tcp.octets_acknowledged() == pushed;
+        if is_taken
+            && running.outgoing.is_none()
+            && running.ending != Ending::Closed
+            && running.stream.owe_write_of_nothing()
+        {
+            counters.nudges_sent += 1;
         }
     }
 

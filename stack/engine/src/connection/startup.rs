@@ -325,7 +325,10 @@ impl Rdma {
         let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
         match outcome {
             Outcome::Established(parameters) => {
-                let limit = if delay.is_zero() { Limit::None } else { Limit::Pause(now + delay) };
+                let limit = match delay.is_zero() {
+                    true => Limit::silence(now, iwarp.nudge_after, 0),
+                    false => Limit::Pause(now + delay),
+                };
                 connection.leave_stream(settings);
                 let Some(queue_pair) = self.queue_pair(number) else {
                     return counters.cannot_be("the queue pair of a connection is gone");
@@ -452,6 +455,7 @@ impl Running {
             outgoing: None,
             balance: 0,
             limit: Limit::None,
+            silences: 0,
             ending: Ending::No,
             receive_wait: None,
             peer_closed: false,

@@ -1,5 +1,7 @@
 //! A stream in full operation: what it sends, what it waits for, and how it ends.
 
+use std::time::Duration;
+
 use uwarp_iwarp::framing::mulpdu;
 use uwarp_iwarp::{Message, Stream};
 use uwarp_tcp::Instant;
@@ -26,6 +28,8 @@ pub(crate) struct Running {
     /// Octets of recent read responses minus those of our own messages. The side that is behind comes next.
     pub(crate) balance: i64,
     pub(crate) limit: Limit,
+    /// How many waits of [`Limit::Silence`] are over.
+    pub(crate) silences: u8,
     /// Progress of the orderly end.
     pub(crate) ending: Ending,
     /// The message that waits for a receive, while there is one.
@@ -116,14 +120,31 @@ pub(crate) enum Limit {
     FirstFpdu(Instant),
     /// One side has sent a Terminate: the peer must close before this time, or the connection is reset.
     Close(Instant),
+    /// A peer that we have connected to has sent nothing so far. At this time it may get a Write of nothing, since it
+    /// may have left our first FPDU unread until more octets come. Linux' siw does so with one that comes before it has
+    /// put its own reader of the socket into place.
+    Silence(Instant),
 }
 
+/// How often the peer's silence may end a wait, and so how many Writes of nothing it gets at most.
+const SILENCES: u8 = 5;
+/// Each wait is so many times as long as the one before.
+const GROWTH: u32 = 4;
+
 impl Limit {
+    /// The wait for the peer's first FPDU behind `over` others, of which the first was as long as `first`. Zero: none.
+    pub(crate) fn silence(now: Instant, first: Duration, over: u8) -> Limit {
+        if first.is_zero() || over >= SILENCES {
+            return Limit::None;
+        }
+        Limit::Silence(now + first * GROWTH.pow(over.into()))
+    }
+
     #[inline]
     pub(crate) fn at(self) -> Option<Instant> {
         match self {
             Limit::None => None,
-            Limit::Pause(at) | Limit::FirstFpdu(at) | Limit::Close(at) => Some(at),
+            Limit::Pause(at) | Limit::FirstFpdu(at) | Limit::Close(at) | Limit::Silence(at) => Some(at),
         }
     }
 }

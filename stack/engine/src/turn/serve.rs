@@ -159,7 +159,7 @@ impl<P: Port> Core<P> {
             if at > now {
                 return false;
             }
-            running.limit = Limit::None;
+            running.limit = Limit::silence(now, self.config.iwarp.nudge_after, 0);
         }
         let pulled = self.pull(turn, connection, queue_pair, open.take());
         if queue_pair.send.begun() > 0 {

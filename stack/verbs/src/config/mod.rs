@@ -245,6 +245,11 @@ impl Config {
                 self.mpa.first_fpdu_delay, self.mpa.startup_timeout
             )));
         }
+        if self.mpa.nudge_after > Duration::from_secs(10) {
+            return Err(ConfigError::new(
+                "mpa.nudge-after is longer than 10 s: choose less, or \"0s\" for no Writes of nothing",
+            ));
+        }
         if self.commit.timeout.is_zero() {
             return Err(ConfigError::new("commit.timeout is zero: give the store some time, such as \"30s\""));
         }

@@ -219,14 +219,24 @@ pub struct MpaOptions {
     #[serde(with = "units::duration")]
     pub startup_timeout: Duration,
     /// Pause between the peer's Reply and the first FPDU on connections that this side opens, for peers that lose an
-    /// early one, as Linux' siw may. Less than `startup_timeout`.
+    /// early one. Less than `startup_timeout`.
     #[serde(with = "units::duration")]
     pub first_fpdu_delay: Duration,
+    /// How long a peer of a connection that this side opens may be silent before it gets a Write of nothing. That makes
+    /// it read on where it has left the first FPDU unread, as Linux' siw may. It gets up to five while nothing comes,
+    /// each after four times as long as the one before. Zero: none.
+    #[serde(with = "units::duration")]
+    pub nudge_after: Duration,
 }
 
 impl Default for MpaOptions {
     fn default() -> Self {
-        Self { crc: true, startup_timeout: Duration::from_secs(10), first_fpdu_delay: Duration::ZERO }
+        Self {
+            crc: true,
+            startup_timeout: Duration::from_secs(10),
+            first_fpdu_delay: Duration::ZERO,
+            nudge_after: Duration::from_millis(5),
+        }
     }
 }
 

@@ -110,6 +110,7 @@ fn each_mistake_gives_one_sentence_that_names_it() {
         (with_table("[tcp]\nuser-timeout = \"1us\""), "tcp.user-timeout"),
         (with_table("[tcp.keep-alive]\nprobes = 0"), "keep-alive"),
         (with_table("[mpa]\nstartup-timeout = \"0s\""), "startup"),
+        (with_table("[mpa]\nnudge-after = \"11s\""), "nudge-after is longer than 10 s"),
         (with_table("[mpa]\nfirst-fpdu-delay = \"10s\""), "first-fpdu-delay is 10s"),
         (with_table("[limits]\nreceive-wait = \"61s\""), "receive-wait is 61s"),
         (with_table("[limits]\nqueue-pairs = 0"), "limits.queue-pairs is 0: choose 1 to"),

@@ -30,6 +30,7 @@ pub(crate) fn engine_config(
         iwarp: IwarpConfig {
             crc: config.mpa.crc,
             startup_timeout: config.mpa.startup_timeout,
+            nudge_after: config.mpa.nudge_after,
             receive_wait: limits.receive_wait.unwrap_or_default(),
             commit_timeout: config.commit.timeout,
             commit_share: config.commit.share,
