@@ -2,17 +2,12 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use uwarp::{Config, DeviceConfig};
 use uwarp_netns::{self as netns, End, Queues};
 
 use crate::siw::{self, Attachment, GUEST, Guest, STACK, STACK6};
 use crate::tools::{Guarded, tool};
-
-/// Pause before the first FPDU. siw may leave one unread that comes right behind its MPA Reply. Its connection then
-/// hangs until a second one comes, and its kernel stops at a BUG() of iw_cm if it is closed before.
-const FIRST_FPDU_DELAY: Duration = Duration::from_millis(500);
 
 /// The connection of a guest, with a configuration for the tools behind it.
 pub struct Link {
@@ -57,8 +52,7 @@ impl Link {
             Kind::Tap => "kind = \"tap\"\nname = \"stack0\"\n".to_owned(),
         };
         for (name, address) in [("uwarp.toml", STACK), ("uwarp6.toml", STACK6)] {
-            let delay = format!("[mpa]\nfirst-fpdu-delay = \"{}ms\"\n", FIRST_FPDU_DELAY.as_millis());
-            let text = format!("address = {address:?}\n[device]\n{device}[monitor]\nenabled = false\n{delay}");
+            let text = format!("address = {address:?}\n[device]\n{device}[monitor]\nenabled = false\n");
             std::fs::write(link.path(name), text).expect("a file");
         }
         link
@@ -82,8 +76,7 @@ impl Link {
             }
             Kind::Tap => DeviceConfig::Tap { name: "stack0".into(), mac: None, netns: None },
         };
-        let mut config = Config::new(device, STACK).expect("a good address").without_monitor();
-        config.mpa.first_fpdu_delay = FIRST_FPDU_DELAY;
+        let config = Config::new(device, STACK).expect("a good address").without_monitor();
         siw::spared(uwarp_middlebox::behind(config))
     }
 
@@ -93,6 +86,11 @@ impl Link {
             Kind::Vhost { offloads } => Guest::boot(Attachment::Vhost(&self.path("vhost")), offloads),
             Kind::Tap => Guest::boot(Attachment::Tap("guest0"), true),
         }
+    }
+
+    /// Boots the guest at the other end with the kernel of Debian testing. The link is a vhost-user socket.
+    pub fn current_guest(&self) -> Guest {
+        Guest::boot_current(Attachment::Vhost(&self.path("vhost")))
     }
 
     /// `uwarp-ping` at this end.

@@ -98,8 +98,16 @@ impl Guest {
         Self::boot_with(attachment, offloads, &[])
     }
 
-    /// The same, and port 2049 of this network namespace's loopback leads to the guest's NFS server, which is started.
-    /// It serves `/export`, an empty file system in the guest's memory.
+    /// The same with the kernel of Debian testing, without offloads.
+    ///
+    /// # Panics
+    /// As [`boot`](Self::boot).
+    pub fn boot_current(attachment: Attachment<'_>) -> Self {
+        Self::boot_with(attachment, false, &["--kernel", "testing"])
+    }
+
+    /// As [`boot`](Self::boot) without offloads, and port 2049 of this network namespace's loopback leads to the
+    /// guest's NFS server, which is started. It serves `/export`, an empty file system in the guest's memory.
     ///
     /// # Panics
     /// As [`boot`](Self::boot), and if the server does not start.
@@ -120,7 +128,9 @@ impl Guest {
 
     fn boot_with(attachment: Attachment<'_>, offloads: bool, more: &[&str]) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/siw-guest");
-        let made = Command::new(&script).arg("prepare").stdin(Stdio::null()).output().expect("bash is there");
+        let kernel = if more.contains(&"--kernel") { "testing" } else { "6.1" };
+        let made =
+            Command::new(&script).args(["prepare", kernel]).stdin(Stdio::null()).output().expect("bash is there");
         assert!(made.status.success(), "the siw guest cannot be made: {}", String::from_utf8_lossy(&made.stderr));
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("agent");

@@ -418,6 +418,15 @@ fn in_a_namespace(name: &str, test: impl FnOnce()) {
 
 #[test]
 fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
+    a_client_uses_a_directory(|attachment| Guest::boot(attachment, false));
+}
+
+#[test]
+fn a_current_linux_client_uses_a_directory_as_it_would_a_disk() {
+    a_client_uses_a_directory(Guest::boot_current);
+}
+
+fn a_client_uses_a_directory(boot: impl FnOnce(Attachment<'_>) -> Guest) {
     let folder = tempfile::tempdir().unwrap();
     let served = folder.path().join("served");
     std::fs::create_dir_all(served.join("many")).unwrap();
@@ -426,7 +435,7 @@ fn a_linux_client_uses_a_directory_as_it_would_a_disk() {
     }
     let capture = folder.path().join("nfs.pcap");
     let server = directory(folder.path(), &["--pcap", capture.to_str().unwrap()]);
-    let mut guest = Guest::boot(Attachment::Vhost(&folder.path().join("vhost")), false);
+    let mut guest = boot(Attachment::Vhost(&folder.path().join("vhost")));
     guest.run(MOUNT_DIRECTORY).success();
     use_as_a_disk(&mut guest, MOUNT_DIRECTORY, &Served::Here(&served));
     drop(guest);

@@ -35,6 +35,8 @@ fn in_guest(program: &str) -> String {
 struct Bed<'a> {
     link: &'a Link,
     guest: Option<Guest>,
+    /// Its kernel is that of Debian testing.
+    is_current: bool,
 }
 
 /// A program on uwarp, with one of the link's configurations: `uwarp.toml`, or `uwarp6.toml` for IPv6.
@@ -48,7 +50,7 @@ fn program(link: &Link, configuration: &str, words: &[&str]) -> Command {
 
 impl<'a> Bed<'a> {
     fn new(link: &'a Link) -> Bed<'a> {
-        Bed { link, guest: None }
+        Bed { link, guest: None, is_current: false }
     }
 
     fn program(&self, configuration: &str, words: &[&str]) -> Command {
@@ -69,7 +71,8 @@ impl<'a> Bed<'a> {
         for attempt in 1..=5 {
             let mut server = self.program(configuration, server);
             let mut server = server.stdout(Stdio::null()).spawn().expect("the program is installed");
-            let guest = self.guest.get_or_insert_with(|| self.link.guest());
+            let boot = || if self.is_current { self.link.current_guest() } else { self.link.guest() };
+            let guest = self.guest.get_or_insert_with(boot);
             guest.run(&ping).success();
             let outcome = guest.run(&client);
             let is_refused = REFUSED.iter().any(|word| outcome.output.contains(word));
@@ -164,6 +167,17 @@ fn rping_on_uwarp_and_on_siw_understand_each_other_over_ipv6() {
     bed.serve("uwarp6.toml", &server, "rping -c -V -C 30 -a", "fd77::1");
     let client = ["rping", "-c", "-a", GUEST6, "-V", "-C", "30"];
     bed.connect("uwarp6.toml", &format!("rping -s -a {GUEST6} -V -C 30"), &client);
+}
+
+#[test]
+fn rping_and_perftest_on_uwarp_and_on_a_current_siw_understand_each_other() {
+    let link = Link::vhost(false);
+    let mut bed = Bed { link: &link, guest: None, is_current: true };
+    every_program(&mut bed);
+    // Its client sends as soon as it is connected.
+    let perftest = ["ib_send_lat", "-R", "-z", "-F", "-n", "200"];
+    bed.serve("uwarp.toml", &perftest, &perftest.join(" "), OWN);
+    bed.connect("uwarp.toml", &perftest.join(" "), &[&perftest[..], &[GUEST]].concat());
 }
 
 /// The name of the target's disk.
