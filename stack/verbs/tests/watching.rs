@@ -23,7 +23,8 @@ fn statistics_show_connections_and_traffic() {
             panic!("{stats:?}");
         };
         assert!(engine.frames_sent >= 3 && engine.frames_received >= 3);
-        assert_eq!(engine.fpdus_sent, 1);
+        // The server is silent: on a busy machine it gets Writes of nothing, too.
+        assert_eq!(engine.fpdus_sent - engine.nudges_sent, 1);
         assert_eq!(engine.connections.len(), 1);
         assert_eq!(engine.queue_pairs.len(), 1);
         assert_eq!(engine.connections[0].queue_pair, Some(client.qp.number()));

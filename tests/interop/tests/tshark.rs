@@ -38,7 +38,11 @@ fn tshark_finds_nothing_wrong_with_a_ping() {
     assert_eq!(testimony.complaints, [""; 0]);
     assert_eq!(testimony.opcodes[SEND], 40, "four Sends a round");
     assert_eq!(testimony.opcodes[READ_REQUEST], 10, "one Read a round");
-    assert_eq!((testimony.opcodes[READ_RESPONSE], testimony.opcodes[WRITE]), (30, 30), "three segments each");
+    assert_eq!(testimony.opcodes[READ_RESPONSE], 30, "three segments each");
+    assert!(
+        (30..=35).contains(&testimony.opcodes[WRITE]),
+        "the same, and what a slow server is nudged by: {testimony:?}"
+    );
     assert_eq!(testimony.good_crcs, testimony.opcodes.iter().sum::<usize>(), "every FPDU has a CRC");
 }
 
@@ -281,7 +285,9 @@ fn tshark_reads_calls_over_rdma() {
         assert_eq!(found(calls, "ip.src == 10.77.0.2"), timed + others, "{test} of {size}: {calls}");
         let least = timed + others;
         assert!(found(replies, "ip.src == 10.77.0.1") >= least, "{test} of {size}: {replies}");
-        // A requester exposes memory, and neither reads nor writes remote memory (RFC 8166 §3.1).
-        assert_eq!(count("ip.src == 10.77.0.2 && (iwarp_rdma.opcode == 0 || iwarp_rdma.opcode == 1)"), 0);
+        // A requester exposes memory, and neither reads nor writes remote memory (RFC 8166 §3.1). A slow server is nudged
+        // by Writes of nothing, whose STag is 1.
+        let touches = "(iwarp_rdma.opcode == 0 && !(iwarp_ddp.stag == 1) || iwarp_rdma.opcode == 1)";
+        assert_eq!(count(&format!("ip.src == 10.77.0.2 && {touches}")), 0);
     }
 }
