@@ -4,6 +4,7 @@ mod endurance;
 mod hostile;
 mod raw;
 mod rig;
+mod run;
 mod uplink;
 
 use std::io::{Read as _, Write as _};

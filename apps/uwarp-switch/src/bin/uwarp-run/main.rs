@@ -1,22 +1,30 @@
 //! Runs a program written for libibverbs and librdmacm on uwarp.
 #![forbid(unsafe_code)]
 
+mod program;
+
 use anyhow::{Context as _, anyhow};
 use clap::Parser;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE, find, is_served, own_socket};
+use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE, default_sockets, find, is_served, own_socket};
+use uwarp_app::output::{complain, printable};
 use uwarp_app::usage;
+
+use program::Program;
 
 /// The libraries that take the place of rdma-core's.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
-/// Where the loader looks first.
+/// Where the loader looks before its own directories, and behind a program's DT_RPATH.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// What the loader loads before all others, whatever a program's paths are.
+const PRELOAD: &str = "LD_PRELOAD";
 /// A switch that nobody started by hand ends when it has not been needed for so long.
 const UNUSED: &str = "10min";
 
@@ -48,8 +56,12 @@ fn main() -> ExitCode {
         let own = own.parent().unwrap_or(Path::new("/"));
         let libraries = library_directory(library_dir, own)?;
         let (name, arguments) = program.split_first().ok_or_else(|| usage("name a program"))?;
+        let program = program::inspect(name)?;
         let mut command = Command::new(name);
-        command.args(arguments).env(LIBRARY_PATH, joined(&libraries));
+        command.args(arguments).env(LIBRARY_PATH, in_front(LIBRARY_PATH, &libraries)?);
+        if let Some(preload) = preload(&libraries, &program, name)? {
+            command.env(PRELOAD, preload);
+        }
         if std::env::var_os(CONFIG_VARIABLE).is_none_or(|file| file.is_empty()) {
             command.env(SWITCH_VARIABLE, switch(own)?);
         }
@@ -78,14 +90,49 @@ fn library_directory(named: Option<PathBuf>, own: &Path) -> anyhow::Result<PathB
     )))
 }
 
-/// The path of the libraries, in front of what the user's loader looks through.
-fn joined(libraries: &Path) -> OsString {
+/// The directory of the libraries, in front of what the user's loader looks through.
+fn in_front(variable: &str, libraries: &Path) -> anyhow::Result<OsString> {
+    if libraries.as_os_str().as_bytes().iter().any(|octet| matches!(octet, b':' | b';')) {
+        return Err(usage(format!(
+            "{variable} cannot name {}, because colons and semicolons separate its directories: move the libraries",
+            libraries.display()
+        )));
+    }
     let mut path = libraries.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os(LIBRARY_PATH).filter(|others| !others.is_empty()) {
+    if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
         path.push(":");
         path.push(others);
     }
-    path
+    Ok(path)
+}
+
+/// The libraries, behind what the user preloads. `None` if the program has to find them by the path alone.
+///
+/// # Errors
+/// It would not.
+fn preload(libraries: &Path, program: &Program, name: &OsStr) -> anyhow::Result<Option<OsString>> {
+    let obstacle = if program.is_sanitized {
+        "AddressSanitizer's library has to come first (link it statically)"
+    } else if libraries.as_os_str().as_bytes().contains(&b' ') {
+        "LD_PRELOAD cannot name a directory with a space (move uwarp's libraries)"
+    } else {
+        let mut list = std::env::var_os(PRELOAD).unwrap_or_default();
+        for library in LIBRARIES {
+            if !list.is_empty() {
+                list.push(":");
+            }
+            list.push(libraries.join(library));
+        }
+        return Ok(Some(list));
+    };
+    if program.has_path {
+        let name = Path::new(name).display();
+        return Err(usage(format!(
+            "{name} would run without RDMA: it looks for libraries in its own DT_RPATH first, and they cannot be \
+             preloaded, as {obstacle}. Or link {name} with -Wl,--enable-new-dtags"
+        )));
+    }
+    Ok(None)
 }
 
 /// The socket of a switch, which is started if there is none.
@@ -95,15 +142,60 @@ fn switch(own: &Path) -> anyhow::Result<PathBuf> {
         Some(path) if is_served(&path) => return Ok(path),
         // The switch is started in another directory.
         Some(path) => std::path::absolute(path).context("the socket of the switch")?,
-        None => match find() {
-            Some(path) => return Ok(path),
-            None => own_socket().ok_or_else(|| {
+        None => {
+            let found = find();
+            let is_found = found.is_some();
+            let socket = found.or_else(own_socket).ok_or_else(|| {
                 usage(format!("there is no directory for a switch's socket: name a path in {SWITCH_VARIABLE}"))
-            })?,
-        },
+            })?;
+            tell_of_others(&socket);
+            if is_found {
+                return Ok(socket);
+            }
+            socket
+        }
     };
     start(own, &socket)?;
     Ok(socket)
+}
+
+/// Says which switch is used if it is not the user's own, or which others there are: a program's peers may be there.
+fn tell_of_others(used: &Path) {
+    let own = own_socket();
+    if own.as_deref() != Some(used) {
+        return complain(format_args!("uwarp-run: uses the switch at {}", used.display()));
+    }
+    let mut others: Vec<PathBuf> = default_sockets().into_iter().filter(|socket| is_served(socket)).collect();
+    others.extend(switches_of_others());
+    others.sort();
+    others.dedup();
+    let others: Vec<String> =
+        others.iter().filter(|other| *other != used).map(|other| printable(&other.to_string_lossy())).collect();
+    if !others.is_empty() {
+        complain(format_args!(
+            "uwarp-run: uses the switch at {}, whose programs do not reach those at {}: {SWITCH_VARIABLE} names another \
+             one, which has to --allow-uid {}",
+            used.display(),
+            others.join(", "),
+            rustix::process::getuid()
+        ));
+    }
+}
+
+/// The usual sockets at which switches listen in this network namespace, whoever may connect to them.
+fn switches_of_others() -> Vec<PathBuf> {
+    // The kernel's flag of a socket that listens.
+    const LISTENS: &str = "00010000";
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let listening = table.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.nth(3) == Some(LISTENS)).then(|| words.nth(3)).flatten()
+    });
+    // Everybody may give a socket a name elsewhere.
+    listening
+        .filter(|path| path.starts_with("/run/") && path.ends_with("/uwarp/switch.sock"))
+        .map(PathBuf::from)
+        .collect()
 }
 
 /// Opens the file of a switch's messages, beside its socket.
