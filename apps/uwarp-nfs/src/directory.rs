@@ -279,7 +279,9 @@ impl Directory {
         let stat = rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
         let object = Object::new(opened, &stat);
         locked(&self.index).learn(object.key, parent.key, name);
-        Ok((locked(&self.open).put(object), stat))
+        let (object, closing) = locked(&self.open).put(object);
+        self.close(closing);
+        Ok((object, stat))
     }
 
     /// The parent directory; the root is its own parent.

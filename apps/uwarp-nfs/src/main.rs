@@ -174,7 +174,7 @@ fn serve(arguments: &Arguments, directory: &std::path::Path, config: Config) -> 
         );
     }
     confine(arguments, &config, Some(&path))?;
-    let context = Context::open(config)?;
+    let context = signals::at_once(|| Context::open(config))?;
     let ports = Ports {
         rdma: arguments.port,
         nfs: arguments.tcp_port,
@@ -208,7 +208,7 @@ fn forward(arguments: &Arguments, backend: &str, config: Config) -> anyhow::Resu
     let server = resolve(backend)?;
     let policy = Policy { read_only: arguments.read_only };
     confine(arguments, &config, None)?;
-    let context = Context::open(config)?;
+    let context = signals::at_once(|| Context::open(config))?;
     let rules = arguments.rules();
     let metrics = Arc::new(Metrics::of_gateway());
     let ports = gateways::Ports { rdma: arguments.port, tcp: arguments.tcp_port };

@@ -8,13 +8,13 @@ use crate::duplicates::{Duplicates, Identity, Verdict};
 use crate::metrics::Metrics;
 use crate::programs::{MOUNT, MOUNT_VERSION, Mounts, PORT_MAPPER, PORT_MAPPER_HIGH, PORT_MAPPER_LOW, PortMapper};
 use crate::stream::StreamCall;
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uwarp_rpcrdma::nfs3;
 use uwarp_rpcrdma::responder::Answer;
 use uwarp_rpcrdma::rpc::{OwnedAuth, Status};
@@ -22,6 +22,9 @@ use uwarp_rpcrdma::walk::Part;
 
 /// The only version of NFS here.
 const NFS_VERSION: u32 = 3;
+
+/// How often the directory closes the files that were not written since the last time.
+const UNUSED: Duration = Duration::from_secs(2);
 
 /// A call, from either transport.
 #[derive(Debug)]
@@ -143,6 +146,8 @@ pub struct Service<T> {
     waiting: Receiver<Job>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
+    /// Ends the thread that closes unused files.
+    ending: Option<Sender<()>>,
     open: HashMap<u64, (T, Option<Identity>)>,
     next: u64,
     duplicates: Duplicates<T>,
@@ -165,19 +170,27 @@ impl<T> Service<T> {
         let (jobs, waiting) = unbounded::<Job>();
         let (finished, done) = unbounded();
         let metrics = Arc::clone(&programs.metrics);
-        let threads = (0..threads.max(1))
+        let mut threads = (0..threads.max(1))
             .map(|number| {
                 let (programs, waiting, finished) = (Arc::clone(&programs), waiting.clone(), finished.clone());
                 std::thread::Builder::new()
                     .name(format!("nfs-{number}"))
                     .spawn(move || work(&programs, &waiting, &finished))
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        let (ending, ended) = unbounded();
+        let close = move || {
+            while ended.recv_timeout(UNUSED) == Err(RecvTimeoutError::Timeout) {
+                programs.directory.close_unused();
+            }
+        };
+        threads.push(std::thread::Builder::new().name("nfs-close".to_owned()).spawn(close)?);
         Ok(Self {
             jobs: Some(jobs),
             waiting,
             done,
             threads,
+            ending: Some(ending),
             open: HashMap::new(),
             next: 0,
             duplicates: Duplicates::default(),
@@ -240,6 +253,7 @@ impl<T> Drop for Service<T> {
     fn drop(&mut self) {
         // Threads complete the calls that they have begun; nobody would receive the other replies.
         self.jobs = None;
+        self.ending = None;
         while self.waiting.try_recv().is_ok() {}
         for thread in self.threads.drain(..) {
             let _ = thread.join();

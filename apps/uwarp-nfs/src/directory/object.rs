@@ -4,9 +4,10 @@ use super::attributes::born;
 use super::caller::become_server;
 use super::index::Key;
 use rustix::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Objects that are kept open; each has up to three descriptors.
@@ -21,6 +22,10 @@ pub(super) struct Object {
     pub(super) path: OwnedFd,
     pub(super) reader: OnceLock<OwnedFd>,
     pub(super) writer: OnceLock<OwnedFd>,
+    /// Whether the writer was asked for since [`Open::take_unused`] last looked.
+    is_written: AtomicBool,
+    /// Whether it may have data that no sync has covered.
+    pub(super) is_unsynced: AtomicBool,
 }
 
 /// Open objects, and when they were last used.
@@ -30,6 +35,13 @@ pub(super) struct Open {
     clock: u64,
 }
 
+/// A descriptor that is no longer needed, of data that may have to be synced before it is closed.
+#[derive(Debug)]
+pub(super) struct Closing {
+    pub(super) key: Key,
+    pub(super) writer: OwnedFd,
+}
+
 pub(super) fn key_of(stat: &Statx) -> Key {
     Key { inode: stat.stx_ino, born: born(stat) }
 }
@@ -37,7 +49,16 @@ pub(super) fn key_of(stat: &Statx) -> Key {
 impl Object {
     pub(super) fn new(path: OwnedFd, stat: &Statx) -> Self {
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
-        Self { key: key_of(stat), kind, path, reader: OnceLock::new(), writer: OnceLock::new() }
+        let (is_written, is_unsynced) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self {
+            key: key_of(stat),
+            kind,
+            path,
+            reader: OnceLock::new(),
+            writer: OnceLock::new(),
+            is_written,
+            is_unsynced,
+        }
     }
 
     /// A path that leads to it whatever happened to its names.
@@ -56,6 +77,7 @@ impl Object {
 
     /// To write to.
     pub(super) fn writer(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.is_written.store(true, Ordering::Relaxed);
         self.descriptor(&self.writer, OFlags::RDWR)
     }
 
@@ -66,7 +88,24 @@ impl Object {
         // Another program may have put another object in its place.
         if stat.is_ok_and(|stat| key_of(&stat) == self.key) {
             let _ = self.writer.set(file);
+            self.is_written.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Whether no name leads to it any more.
+    fn is_removed(&self) -> bool {
+        self.stat().is_ok_and(|stat| stat.stx_nlink == 0)
+    }
+
+    /// Whether this process's user may write it by its mode.
+    pub(super) fn is_writable(&self) -> bool {
+        rustix::fs::accessat(CWD, self.link(), Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+    }
+
+    /// Takes the writer of an object that nobody else uses, if it has to be synced; otherwise it is closed.
+    fn take_writer(&mut self) -> Option<Closing> {
+        let writer = self.writer.take()?;
+        self.is_unsynced.get_mut().then_some(Closing { key: self.key, writer })
     }
 
     fn descriptor<'a>(&'a self, slot: &'a OnceLock<OwnedFd>, how: OFlags) -> Result<BorrowedFd<'a>, Errno> {
@@ -92,18 +131,45 @@ impl Open {
         Some(Arc::clone(object))
     }
 
-    /// Keeps an object open; returns the one that is already open, if there is one.
-    pub(super) fn put(&mut self, object: Object) -> Arc<Object> {
+    /// Keeps an object open; returns the one that is already open, if there is one. Others may make way for it.
+    pub(super) fn put(&mut self, object: Object) -> (Arc<Object>, Vec<Closing>) {
         if let Some(open) = self.get(object.key) {
-            return open;
+            return (open, Vec::new());
         }
+        let mut closing = Vec::new();
         if self.objects.len() >= OPEN_MAX {
             let mut uses: Vec<u64> = self.objects.values().map(|(_, used)| *used).collect();
             let (_, &mut middle, _) = uses.select_nth_unstable(OPEN_MAX / 8);
-            self.objects.retain(|_, (_, used)| *used > middle);
+            closing = self.take(|_, used| used <= middle);
         }
         let object = Arc::new(object);
         self.objects.insert(object.key, (Arc::clone(&object), self.clock));
-        object
+        (object, closing)
+    }
+
+    /// Closes removed objects, and the writers that were not used since the last time and may be opened again.
+    pub(super) fn take_unused(&mut self, may_open: impl Fn(&Object) -> bool) -> Vec<Closing> {
+        self.take(|object, _| object.is_removed());
+        let mut closing = Vec::new();
+        for object in self.objects.values_mut().filter_map(|(object, _)| Arc::get_mut(object)) {
+            let is_idle = !std::mem::take(object.is_written.get_mut()) && object.writer.get().is_some();
+            if is_idle && may_open(object) {
+                closing.extend(object.take_writer());
+            }
+        }
+        closing
+    }
+
+    /// Removes objects, but none that is in use: what a call does to it would not be synced.
+    fn take(&mut self, is_wanted: impl Fn(&Object, u64) -> bool) -> Vec<Closing> {
+        let mut closing = Vec::new();
+        self.objects.retain(|_, (object, used)| match Arc::get_mut(object) {
+            Some(object) if is_wanted(object, *used) => {
+                closing.extend(object.take_writer());
+                false
+            }
+            _ => true,
+        });
+        closing
     }
 }

@@ -1,7 +1,7 @@
 //! What must be synced before its call is answered.
 
 use super::attributes::of_errno;
-use super::object::Object;
+use super::object::{Closing, Object};
 use super::{Directory, lock_number, locked};
 use crate::metrics::Metrics;
 use nfs3_types::nfs3::nfsstat3;
@@ -30,6 +30,8 @@ impl Directory {
     pub(super) fn sync(&self, object: &Object, data_only: bool) -> Result<(), nfsstat3> {
         // The system reports an error to only one of several concurrent syncs. The others must see the new verifier.
         let _alone = locked(&self.syncs[lock_number(object.key)]);
+        // Before the sync: what is written meanwhile needs another one.
+        object.is_unsynced.store(false, Ordering::Relaxed);
         let synced = match object.writer.get() {
             // The system reports a background error to descriptors that were open at that time, or to the next one that
             // is opened.
@@ -59,6 +61,26 @@ impl Directory {
         #[cfg(test)]
         locked(&self.synced).push(0);
         self.told(synced)
+    }
+
+    /// Closes the files that no call has written since this was last called, and those that were removed: a program
+    /// that is open for writing cannot be run here, and a removed file keeps its space while it is open. A file that this
+    /// process may not open again stays open.
+    pub fn close_unused(&self) {
+        let closing = locked(&self.open).take_unused(|object| self.switches || object.is_writable());
+        self.close(closing);
+    }
+
+    /// Closes descriptors with data that may not be synced. A descriptor that is opened later may not report what could
+    /// not be written, so it is learned now, and the verifier tells the clients.
+    pub(super) fn close(&self, closing: Vec<Closing>) {
+        for Closing { key, writer } in closing {
+            let _alone = locked(&self.syncs[lock_number(key)]);
+            let synced = rustix::fs::fsync(&writer);
+            #[cfg(test)]
+            locked(&self.synced).push(key.inode);
+            let _ = self.told(synced);
+        }
     }
 
     fn told(&self, synced: Result<(), Errno>) -> Result<(), nfsstat3> {

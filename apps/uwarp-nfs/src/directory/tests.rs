@@ -1,5 +1,7 @@
 //! Behaviour that is not visible from outside: failures of the system, and pauses.
 
+mod closing;
+
 use super::procedures::number;
 use super::search::SEARCH_PAUSE_MIN;
 use super::*;

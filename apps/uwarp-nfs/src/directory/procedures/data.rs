@@ -107,6 +107,7 @@ impl Directory {
         let file = object.writer().map_err(of_errno)?;
         self.become_caller(caller)?;
         may(object, stat, Access::WRITE_OK)?;
+        object.is_unsynced.store(true, Ordering::Relaxed);
         let mut written = 0;
         while written < data.len() {
             match rustix::io::pwrite(file, &data[written..], offset + written as u64) {
