@@ -404,7 +404,7 @@ impl NetworkFlags {
     /// The context cannot be opened, or the flags name a CPU that this process may not use.
     pub fn open(&self, config: uwarp::Config) -> anyhow::Result<uwarp::Context> {
         let inline = config.engine.mode == EngineMode::Inline;
-        let context = uwarp::Context::open(config)?;
+        let context = crate::signals::at_once(|| uwarp::Context::open(config))?;
         if inline {
             // Not before: DPDK's own threads would inherit it.
             self.pin()?;

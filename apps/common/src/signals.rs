@@ -1,8 +1,11 @@
-//! Ctrl-C and SIGTERM: the first asks the tool to finish what it is doing, the second ends it at once.
+//! Ctrl-C and SIGTERM: the first asks the tool to finish what it is doing, the second ends it at once. While a device
+//! opens, which may wait for its peer, the first does.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Calls of [`at_once`] under way.
+static AT_ONCE: AtomicUsize = AtomicUsize::new(0);
 
 /// Installs the handler. Call it once, early.
 ///
@@ -10,11 +13,24 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// The system refuses a handler.
 pub fn install() -> anyhow::Result<()> {
     ctrlc::set_handler(|| {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+        let is_second = INTERRUPTED.swap(true, Ordering::SeqCst);
+        if is_second || AT_ONCE.load(Ordering::SeqCst) > 0 {
             std::process::exit(130);
         }
     })?;
     Ok(())
+}
+
+/// Does something that may wait long and does not look at [`interrupted`]: the first Ctrl-C ends the tool meanwhile, and
+/// so does one before.
+pub fn at_once<Done>(work: impl FnOnce() -> Done) -> Done {
+    AT_ONCE.fetch_add(1, Ordering::SeqCst);
+    if INTERRUPTED.load(Ordering::SeqCst) {
+        std::process::exit(130);
+    }
+    let done = work();
+    AT_ONCE.fetch_sub(1, Ordering::SeqCst);
+    done
 }
 
 /// Whether the user has interrupted the tool.

@@ -81,7 +81,7 @@ pub fn run(config: Config, service: &Service<'_>) -> anyhow::Result<()> {
     // The signal handler has a thread, and so does DPDK.
     Confinement::new(&config, service.confine).writes(service.file).apply()?;
     signals::install()?;
-    let context = Context::open(config)?;
+    let context = signals::at_once(|| Context::open(config))?;
     let mut listener = context.listen(service.port, ListenOptions::default())?;
     let domain = context.allocate_domain();
     let region = Some(log.register(&domain, service.follow)?);

@@ -123,3 +123,29 @@ fn bad_command_lines_get_one_sentence() {
         assert!(text.starts_with("uwarp-ping: "), "{text}");
     }
 }
+
+#[test]
+fn the_first_interrupt_ends_a_tool_that_waits_for_its_peers_device() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody is there: memif's client waits for 30 s.
+    let client = command("memif", &folder.path().join("s")).args(["run", "-C", "5"]).spawn().unwrap();
+    let start = Instant::now();
+    let id = client.id();
+    let client = Running(Some(client));
+    // SIGINT's bit among the signals that it catches.
+    let catches = || {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(mask, 16).unwrap() & 1 << (2 - 1) != 0
+    };
+    while !catches() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no handler");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // In the middle of the wait, as far as that can be had.
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = rustix::process::Pid::from_raw(id.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(client.output().status.code(), Some(130));
+    assert!(start.elapsed() < Duration::from_secs(25), "{:?}", start.elapsed());
+}

@@ -8,6 +8,7 @@ use crate::meter::{Bar, Goal, check_interrupted, round_trips};
 use crate::report::Report;
 use std::time::{Duration, Instant};
 use uwarp::Config;
+use uwarp_app::signals::at_once;
 use uwarp_app::{NetworkFlags, usage};
 
 /// Messages of a checked run, at most.
@@ -26,7 +27,7 @@ const LOST_MAX: u32 = 5;
 /// # Errors
 /// The device cannot be opened, the server does not answer, or a checked frame is wrong.
 pub fn run(config: &Config, network: &NetworkFlags, plan: &Plan, device: &str) -> anyhow::Result<Report> {
-    let mut line = Line::open(config, network)?;
+    let mut line = at_once(|| Line::open(config, network))?;
     let geometry = match plan.frame {
         // At most 9014, see the plan.
         Some(len) => Geometry::of_frame(len as u32),

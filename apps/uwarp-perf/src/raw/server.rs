@@ -8,6 +8,7 @@ use crate::pattern::Pattern;
 use std::time::{Duration, Instant};
 use uwarp::Config;
 use uwarp_app::NetworkFlags;
+use uwarp_app::signals::at_once;
 
 /// The client's request, and the counts since.
 struct Task {
@@ -72,7 +73,7 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// # Errors
 /// The device cannot be opened, or a checked frame is wrong.
 pub fn run(config: &Config, network: &NetworkFlags, once: bool) -> anyhow::Result<()> {
-    let mut line = Line::open(config, network)?;
+    let mut line = at_once(|| Line::open(config, network))?;
     let mut task: Option<Task> = None;
     let mut idle = 0_u32;
     let mut left: Option<Instant> = None;
