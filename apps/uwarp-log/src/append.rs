@@ -2,7 +2,7 @@
 
 use crate::AppendOptions;
 use crate::link::{Driver, Place};
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -117,7 +117,7 @@ pub fn run(
     let mut waiting: Option<Vec<u8>> = None;
     // Why no more lines are accepted. The records under way are completed first, so that the number of the last one is
     // right.
-    let mut refused: Option<AppendError> = None;
+    let mut refused: Option<anyhow::Error> = None;
     let mut unacknowledged = VecDeque::new();
     let (mut records, mut ended) = (0u64, false);
     let (mut opened, mut progress, mut last) = (None, Instant::now(), Instant::now());
@@ -132,9 +132,14 @@ pub fn run(
         }
         // As many records as are accepted.
         while driver.writer.is_open() {
+            let taken = records + unacknowledged.len() as u64;
             if waiting.is_none() && !ended && !signals::interrupted() {
                 match input.try_recv() {
-                    Ok(line) => waiting = Some(line.context("the lines cannot be read")?),
+                    Ok(Ok(line)) => waiting = Some(line),
+                    Ok(Err(error)) => {
+                        let reason = format!("after {taken} records, the next line cannot be read");
+                        (refused, ended) = (Some(anyhow::Error::new(error).context(reason)), true);
+                    }
                     Err(TryRecvError::Empty) => {}
                     Err(TryRecvError::Disconnected) => ended = true,
                 }
@@ -144,9 +149,16 @@ pub fn run(
                 Ok(sequence) => unacknowledged.push_back(sequence),
                 Err(AppendError::NotNow) => break,
                 Err(AppendError::Over(over)) => bail!("{}", output::printable(&over.to_string())),
-                Err(error) => {
-                    refused = Some(error);
-                    (waiting, ended) = (None, true);
+                Err(AppendError::TooLong) => {
+                    let error = anyhow!("line {} is too long: a record has at most {MAX_PAYLOAD} octets", taken + 1);
+                    (refused, waiting, ended) = (Some(error), None, true);
+                    break;
+                }
+                Err(AppendError::Full) => {
+                    let error = anyhow!(
+                        "the log is full after {taken} of these records: append with --overwrite, or start a new log with larger files"
+                    );
+                    (refused, waiting, ended) = (Some(error), None, true);
                     break;
                 }
             }
@@ -164,14 +176,8 @@ pub fn run(
         }
         let idle = waiting.is_none() && unacknowledged.is_empty() && driver.writer.is_open();
         if idle {
-            match refused {
-                Some(AppendError::TooLong) => {
-                    bail!("line {} is too long: a record has at most {MAX_PAYLOAD} octets", records + 1)
-                }
-                Some(_) => bail!(
-                    "the log is full after {records} of these records: append with --overwrite, or start a new log with larger files"
-                ),
-                None => {}
+            if let Some(error) = refused {
+                return Err(error);
             }
             progress = Instant::now();
             driver.writer.flush();

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -110,6 +112,26 @@ fn lines_are_read_as_they_were_appended_or_reading_fails() {
     let output = read().stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard output cannot be written"), "{output:?}");
+}
+
+#[test]
+fn what_was_read_before_the_input_failed_is_appended() {
+    let places = Places::new();
+    let _target = places.target(0);
+    let (input, mut own) = UnixStream::pair().unwrap();
+    // It is never read, so the end of this side is a reset for the other one, behind the lines.
+    (&input).write_all(b"x").unwrap();
+    for number in 0..200 {
+        writeln!(own, "line {number}").unwrap();
+    }
+    drop(own);
+    let mut command = places.append(1, &["--acknowledge"]);
+    let output = command.stdin(OwnedFd::from(input)).stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("after 200 records, the next line cannot be read: Connection reset by peer"), "{said}");
+    let acknowledged = String::from_utf8(output.stdout).unwrap();
+    assert_eq!((acknowledged.lines().count(), places.read(0).len()), (200, 200), "{acknowledged}");
 }
 
 /// A target whose standard error nobody reads any more goes on when it has something to say there.
