@@ -4,7 +4,7 @@ use super::bandwidth::{Operation, Pump};
 use super::latency::{Exchange, Used, ask_by_immediate, ask_by_send, ask_by_write, fetch_add, read, write_commit};
 use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session, allow_queue_pairs};
-use super::wire::{Control, Request, data_to_octets, memory_from_octets};
+use super::wire::{Control, Request, data_to_octets, memory_from_octets, mismatch};
 use crate::cli::{Plan, Test};
 use crate::meter::{Goal, check_interrupted, round_trips};
 use crate::report::Report;
@@ -77,7 +77,7 @@ fn establish(context: uwarp::Context, plan: &Plan, server: SocketAddr) -> anyhow
     )?;
     session.control = Some(control);
     session.remote =
-        memory_from_octets(&established.private_data).context("the server is not a uwarp-perf of this version")?;
+        memory_from_octets(&established.private_data).with_context(|| mismatch(&established.private_data, "server"))?;
     // As many reads as the depth requires and the protocol can express.
     let reads = u16::try_from(plan.depth.max(16)).unwrap_or(u16::MAX).min(0x3FFE);
     for index in 0..plan.qps {

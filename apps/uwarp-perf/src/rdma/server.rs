@@ -4,7 +4,7 @@ use super::bandwidth::{Operation, Sink, be_read, fill_source};
 use super::latency::{Verdict, answer_by_immediate, answer_by_send, answer_by_write};
 use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session, allow_queue_pairs};
-use super::wire::{Control, Request, data_from_octets, memory_to_octets};
+use super::wire::{Control, Request, data_from_octets, memory_to_octets, mismatch};
 use crate::cli::{QPS_MAX, ServeArguments, Test};
 use crate::meter::check_interrupted;
 use anyhow::{Context as _, bail};
@@ -53,8 +53,9 @@ pub fn run(mut config: Config, arguments: &ServeArguments) -> anyhow::Result<()>
 
 fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> anyhow::Result<()> {
     let Some(request) = Request::from_octets(first.private_data()) else {
-        first.reject(b"this is uwarp-perf, of another version or for other clients")?;
-        bail!("requested something other than a test of this version");
+        let reason = mismatch(first.private_data(), "client");
+        first.reject(reason.as_bytes())?;
+        bail!("{reason}");
     };
     let layout = Layout::new(request.size, request.depth, request.qps);
     if layout.len() > MEMORY_MAX {

@@ -2,8 +2,23 @@
 
 use crate::cli::{DEPTH_MAX, Plan, QPS_MAX, SIZE_MAX, Test};
 
-/// Begins all private data, including the version of this format.
-const MAGIC: [u8; 5] = *b"uwpf\x02";
+/// Begins all private data, in every version.
+const NAME: [u8; 4] = *b"uwpf";
+/// The version of these messages and of their order, behind the name.
+pub const VERSION: u8 = 3;
+const MAGIC: [u8; 5] = [NAME[0], NAME[1], NAME[2], NAME[3], VERSION];
+
+/// Why a peer that sent this private data speaks another protocol; `you` is what it is to this side.
+pub fn mismatch(octets: &[u8], you: &str) -> String {
+    match octets.strip_prefix(&NAME).and_then(<[u8]>::first) {
+        Some(&VERSION) => format!("the {you} asks for a test that this uwarp-perf does not have"),
+        Some(version) => format!(
+            "this uwarp-perf speaks version {VERSION} of its protocol, and the {you} version {version}: use the same \
+             uwarp on both sides"
+        ),
+        None => format!("this is uwarp-perf, and the {you} is another program"),
+    }
+}
 
 /// One side's registered memory, as the other side addresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,8 +277,18 @@ mod tests {
     }
 
     #[test]
+    fn another_version_is_named_beside_the_own_one() {
+        assert_eq!(
+            mismatch(b"uwpf\x02aaaa", "client"),
+            "this uwarp-perf speaks version 3 of its protocol, and the client version 2: use the same uwarp on both sides"
+        );
+        assert_eq!(mismatch(b"uwarp-copy/3", "client"), "this is uwarp-perf, and the client is another program");
+        assert!(mismatch(&MAGIC, "client").contains("does not have"));
+    }
+
+    #[test]
     fn foreign_private_data_is_none_of_ours() {
-        for octets in [&[][..], b"uwpf", b"uwpf\x02", b"uwpf\x03aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[0; 64]] {
+        for octets in [&[][..], b"uwpf", b"uwpf\x03", b"uwpf\x02aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[0; 64]] {
             assert_eq!(Request::from_octets(octets), None);
             assert_eq!(data_from_octets(octets), None);
             assert_eq!(memory_from_octets(octets), None);
