@@ -1,7 +1,7 @@
 //! How a tool ends: exit status 0 on success, 2 if the command line or the configuration is invalid (with one sentence
 //! that says what), 1 if something else failed.
 
-use crate::output::complain;
+use crate::output::{complain, printable_lines};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::io::IsTerminal as _;
@@ -77,7 +77,8 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
                 return ExitCode::from(status);
             }
             let status = if is_of_the_user(&error) { 2 } else { 1 };
-            complain(format_args!("{name}: {error:#}"));
+            // It may quote a peer, or a file's name.
+            complain(format_args!("{name}: {}", printable_lines(&format!("{error:#}"))));
             ExitCode::from(status)
         }
     }

@@ -63,6 +63,11 @@ pub fn printable(words: &str) -> String {
     out
 }
 
+/// The same of several lines.
+pub fn printable_lines(words: &str) -> String {
+    words.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
 /// Writes a value as indented JSON to a file, or to standard output if the path is `-`.
 ///
 /// # Errors

@@ -98,7 +98,9 @@ fn serve_and_report(context: &Context, request: ConnectRequest, service: &Servic
         && !signals::interrupted()
         && !service.once
     {
-        output::complain(format_args!("uwarp-copy: client {peer}: {error:#}"));
+        // It may quote the client.
+        let words = output::printable(&format!("{error:#}"));
+        output::complain(format_args!("uwarp-copy: client {peer}: {words}"));
     }
     result
 }

@@ -429,6 +429,7 @@ fn bad_command_lines_get_one_sentence() {
         (&["pair", "/nonexistent"], 1),
         (&["serve", "/nonexistent"], 1),
         (&["put", "/nonexistent"], 1),
+        (&["put", "/nonexistent/\u{1b}[2Jname\u{9b}31m"], 1),
         (&["put", "/etc"], 1),
         (&["put", "/etc/hostname", "--name", "../x"], 2),
     ] {
@@ -437,6 +438,7 @@ fn bad_command_lines_get_one_sentence() {
         assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
         assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
         assert!(text.starts_with("uwarp-copy: "), "{text}");
+        assert!(!text.trim_end().contains(char::is_control), "a terminal obeys it: {text:?}");
     }
 }
 

@@ -211,7 +211,7 @@ fn show(status: &Status) -> String {
             client.place.to_string(),
             client.pid.to_string(),
             client.uid.to_string(),
-            client.program.clone(),
+            output::printable(&client.program),
             format!("{}-{}", client.ports.0, client.ports.1),
             listening.join(" "),
             client.received.to_string(),
