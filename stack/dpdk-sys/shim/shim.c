@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <linux/if_packet.h>
 #include <net/if.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -315,6 +316,32 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 			sent += (ssize_t)message->msg_iov[i].iov_len;
 	}
 	return sent;
+}
+
+/* A vhost that has said nothing for so long counts as gone. */
+#define RECEIVE_LIMIT_MS 5000
+
+static __thread int limited;
+
+void uwarp_limit_receives(void)
+{
+	limited = 1;
+}
+
+/*
+ * Takes precedence over libc's, as epoll_wait above. A virtio-user driver waits in it for its vhost's answers, without a
+ * limit: on a thread that opens or closes a device, and on the interrupt thread, which keeps the gate closed meanwhile.
+ * With any flag the driver looks at a descriptor that does not block.
+ */
+ssize_t recv(int fd, void *buffer, size_t length, int flags)
+{
+	struct pollfd wanted = { .fd = fd, .events = POLLIN };
+
+	if (flags == 0 && (limited || on_gate_thread()) && poll(&wanted, 1, RECEIVE_LIMIT_MS) == 0) {
+		errno = EAGAIN;
+		return -1;
+	}
+	return recvfrom(fd, buffer, length, flags, NULL, NULL);
 }
 
 /* ---- layout ---- */

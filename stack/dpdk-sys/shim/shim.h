@@ -57,6 +57,10 @@ void uwarp_spare_memory_descriptors(void);
 void uwarp_sparing_begin(void);
 void uwarp_sparing_end(void);
 
+/* From now on a driver waits only for some seconds, on this thread, for an answer of its vhost. On the interrupt thread it
+ * always does. */
+void uwarp_limit_receives(void);
+
 /* Has the thread that serves vhost sockets look at those that were made since it fell asleep. Needs a socket of the caller's that
  * listens at this path and takes a connection. */
 void uwarp_vhost_wake(const char *path);

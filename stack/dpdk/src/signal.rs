@@ -47,7 +47,7 @@ pub fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Runs `work` on a thread of its own that takes no signals, and waits for it.
+/// Runs `work` on a thread of its own that takes no signals and waits for no silent vhost, and waits for it.
 ///
 /// Drivers write to sockets without `MSG_NOSIGNAL` and start threads. On the caller's thread such a write could end the
 /// process by SIGPIPE, and such threads would take signals that the application waits for.
@@ -55,7 +55,11 @@ pub(crate) fn aside<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let mut work = Some(work);
     let slot = &mut work;
     let done = thread::scope(move |scope| {
-        let body = move || slot.take().map(|work| work());
+        let body = move || {
+            // SAFETY: it sets a flag of this thread, which ends here.
+            unsafe { dpdk_sys::uwarp_limit_receives() };
+            slot.take().map(|work| work())
+        };
         let builder = thread::Builder::new().name("uwarp-device".to_owned());
         let started = with_signals_blocked(|| builder.spawn_scoped(scope, body));
         match started.ok()?.join() {

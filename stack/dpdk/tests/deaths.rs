@@ -241,3 +241,22 @@ fn clients_that_leave_at_once_do_not_end_a_memif_server() {
     let (mut left, mut right) = common::connect(&server, &client);
     exchange(&mut left, &mut right, 60..70);
 }
+
+#[test]
+fn a_port_of_a_peer_that_is_stopped_closes() {
+    const NAME: &str = "a_port_of_a_peer_that_is_stopped_closes";
+    if let Some(socket) = std::env::var_os(SOCKET) {
+        be_peer(&vhost(socket.into(), false));
+    }
+    let eal = eal();
+    let directory = directory();
+    let socket = directory.path().join("s");
+    let peer = Killed(spawn_peer(NAME, &socket));
+    let port = common::open(&eal, &virtio(socket, false, false), &options(1500));
+    let pid = rustix::process::Pid::from_child(&peer.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let start = Instant::now();
+    // It waits for an answer to each question, and asks about each ring.
+    drop(port);
+    assert!(start.elapsed() < 3 * PATIENCE, "{:?}", start.elapsed());
+}

@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use common::{directory, eal, memif, open, options, vhost, virtio};
+use common::{PATIENCE, directory, eal, memif, open, options, vhost, virtio};
 use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Error, MemifRole, Port, PortOptions, list_drivers};
 
 const SHORT: Duration = Duration::from_millis(200);
@@ -177,4 +178,33 @@ fn limits_are_told() {
     assert!(refused(&absent, &options(1500)).to_string().contains("uw-none0"));
     let nowhere = DeviceConfig::Tap { name: "uw0".to_owned(), mac: None, netns: Some("uw-no-such".to_owned()) };
     assert!(refused(&nowhere, &options(1500)).to_string().contains("ip netns add"));
+}
+
+#[test]
+fn a_vhost_that_accepts_and_says_nothing_holds_nobody_up_for_long() {
+    let directory = directory();
+    let options = PortOptions { wait_for_peer: SHORT, ..options(1500) };
+    let silent = directory.path().join("silent");
+    let listener = UnixListener::bind(&silent).unwrap();
+    let accepted = std::thread::spawn(move || listener.accept().unwrap());
+    let start = Instant::now();
+    let error = refused(&virtio(silent, false, false), &options);
+    assert!(error.to_string().contains("rte_eal_hotplug_add"), "{error}");
+    drop(accepted.join().unwrap());
+
+    // The same peer of a device that listens.
+    let listening = directory.path().join("listening");
+    let path = listening.clone();
+    let connected = std::thread::spawn(move || {
+        while start.elapsed() < PATIENCE {
+            if let Ok(stream) = UnixStream::connect(&path) {
+                return Some(stream);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        None
+    });
+    refused(&virtio(listening, true, false), &PortOptions { wait_for_peer: PATIENCE, ..options });
+    assert!(connected.join().unwrap().is_some());
+    assert!(start.elapsed() < 3 * PATIENCE, "{:?}", start.elapsed());
 }
