@@ -630,7 +630,6 @@ impl Connection {
     }
 
     /// Panics if the parts of the connection do not agree with each other. For tests.
-    #[cfg(any(test, debug_assertions))]
     #[doc(hidden)]
     pub fn check(&self) {
         if matches!(self.phase, Phase::Closed { .. }) {

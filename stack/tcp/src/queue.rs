@@ -594,7 +594,6 @@ impl SendQueue {
     }
 
     /// Panics if the sums do not agree with the lists. For tests.
-    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self) {
         let sum = |fate: Fate| self.segments.iter().filter(|segment| segment.fate == fate).map(|s| s.len).sum::<u32>();
         assert_eq!(self.in_flight, sum(Fate::InFlight), "in flight");

@@ -186,7 +186,6 @@ impl Reassembly {
     }
 
     /// Panics if the lists do not agree. For tests.
-    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check(&self, next: Position) {
         if let Some(lists) = &self.lists {
             lists.check(next);
@@ -335,7 +334,6 @@ impl Lists {
         Some(taken)
     }
 
-    #[cfg(any(test, debug_assertions))]
     fn check(&self, next: Position) {
         let mut at = None;
         for held in &self.held {

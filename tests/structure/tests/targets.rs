@@ -45,3 +45,40 @@ fn a_doctest_is_told_from_other_blocks() {
     assert!(has_doctest("//! ```text\n//! a\n//! ```\n//! ```no_run\n//! f();\n//! ```\n"));
     assert!(!has_doctest("//! ```text\n//! a\n//! ```\nfn f() {}\n"));
 }
+
+/// The first item behind an attribute that leaves it out of release builds, if other crates can use it.
+fn public_in_debug_builds(text: &str) -> Option<&str> {
+    let mut lines = text.lines().map(str::trim_start);
+    while let Some(line) = lines.next() {
+        if !(line.starts_with("#[cfg(") && line.contains("debug_assertions")) {
+            continue;
+        }
+        let item = lines.find(|line| !line.starts_with("#[") && !line.starts_with("//"));
+        if item.is_some_and(|item| item.starts_with("pub ")) {
+            return item;
+        }
+    }
+    None
+}
+
+#[test]
+fn what_a_library_offers_is_in_release_builds_too() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for member in std::fs::read_dir(root.join("stack")).expect("the stack") {
+        let mut files = Vec::new();
+        sources(&member.expect("an entry").path().join("src"), &mut files);
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("a source");
+            let item = public_in_debug_builds(&text);
+            assert!(item.is_none(), "{}: {}", file.display(), item.unwrap_or_default());
+        }
+    }
+}
+
+#[test]
+fn an_item_of_debug_builds_is_told_from_others() {
+    let attribute = "#[cfg(any(test, debug_assertions))]\n";
+    assert!(public_in_debug_builds(&format!("{attribute}#[doc(hidden)]\npub fn check() {{}}\n")).is_some());
+    assert!(public_in_debug_builds(&format!("{attribute}pub(crate) fn check() {{}}\n")).is_none());
+    assert!(public_in_debug_builds("#[cfg_attr(debug_assertions, track_caller)]\npub fn check() {}\n").is_none());
+}

@@ -113,7 +113,6 @@ impl SendQueue {
     }
 
     /// Panics if a segment in flight is in no list. For tests.
-    #[cfg(any(test, debug_assertions))]
     pub(super) fn check_order(&self) {
         let order = self.marks.as_ref().map(|marks| &marks.order);
         let listed = order.into_iter().flat_map(|order| order.again.iter().chain(&order.overtaken));
