@@ -3,7 +3,7 @@
 use crate::error::{ConnectError, Error};
 use crate::rdma::connection::{self, ConnectOptions, ConnectRequest, Connecting};
 use crate::rdma::queue_pair::QueuePairControl;
-use crate::runtime::core::NoReply;
+use crate::runtime::core::{NoReply, Origin};
 use crate::tcp::TcpStream;
 use crossbeam::channel::bounded;
 use std::time::{Duration, Instant};
@@ -72,14 +72,14 @@ impl TcpStream {
     /// [`Error::Accept`] if the peer is silent, gone, or sends something else. The connection is then reset.
     pub fn into_responder(self, timeout: Duration) -> Result<ConnectRequest, ConversionError> {
         let shared = std::sync::Arc::clone(self.shared());
-        let peer = self.peer_addr();
+        let (peer, engine) = (self.peer_addr(), self.engine());
         if let Err(error) = shared.check_here().and_then(|()| self.check_whole()) {
             return Err(ConversionError::new(error, Some(self)));
         }
         let (sender, requests) = bounded::<ConnectionRequest>(1);
         let lent = self.lend(ConversionRole::Responder { requests: EventSink::new(sender, None), timeout });
         let deadline = Instant::now().checked_add(timeout.saturating_add(Duration::from_secs(2)));
-        match shared.receive(&requests, deadline) {
+        match shared.receive(&requests, Origin::One(engine), deadline) {
             Ok(request) => Ok(ConnectRequest::of_stream(&shared, request, lent)),
             Err(reason) => {
                 let error = match reason {

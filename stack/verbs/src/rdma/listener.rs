@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::rdma::connection::ConnectRequest;
 use crate::runtime::context::{Context, Shared};
-use crate::runtime::core::NoReply;
+use crate::runtime::core::{NoReply, Origin};
 use crate::runtime::reservation::PortReservation;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::net::IpAddr;
@@ -102,7 +102,7 @@ impl Listener {
             shared: Arc::clone(shared),
         };
         let sink = EventSink::new(sender, Some(notifier));
-        for engine in &shared.engines {
+        for (index, engine) in shared.engines.iter().enumerate() {
             let (reply, answer) = bounded(1);
             engine.command(Command::Listen {
                 listener: id,
@@ -113,7 +113,7 @@ impl Listener {
                 watch: watch.clone(),
                 reply,
             });
-            match shared.reply(&answer)? {
+            match shared.reply(index, &answer)? {
                 Ok(()) => {}
                 Err(ControlError::PortInUse(port)) => return Err(Error::PortTaken(port)),
                 Err(other) => {
@@ -142,7 +142,7 @@ impl Listener {
     /// Waits for the next request; `None` when the time is over.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<ConnectRequest>, Error> {
         let deadline = Instant::now().checked_add(timeout);
-        match self.shared.receive(&self.requests, deadline) {
+        match self.shared.receive(&self.requests, Origin::All, deadline) {
             Ok(request) => Ok(Some(self.wrap(request))),
             Err(NoReply::TimedOut) => Ok(None),
             Err(NoReply::WrongThread) => Err(Error::WrongThread),

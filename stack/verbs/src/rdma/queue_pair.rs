@@ -13,7 +13,7 @@ use crate::rdma::completion::{CompletionQueueCore, Unread};
 use crate::rdma::domain::ProtectionDomain;
 use crate::rdma::request::{ReceiveRequest, SendRequest};
 use crate::runtime::context::Shared;
-use crate::runtime::core::{Core, Linger, NoReply};
+use crate::runtime::core::{Core, Linger, NoReply, Origin};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -345,7 +345,7 @@ impl QueuePairControl {
             if matches!(self.state, QueuePairState::Disconnected | QueuePairState::Idle) {
                 return Ok(true);
             }
-            match self.shared.receive(&self.events, deadline) {
+            match self.shared.receive(&self.events, Origin::One(self.engine), deadline) {
                 Ok(event) => {
                     self.take_event(event);
                 }
@@ -408,7 +408,7 @@ impl QueuePairControl {
         }
         let (reply, receiver) = bounded(1);
         self.shared.engines[self.engine].command(Command::TcpInfo { queue_pair: self.number, reply });
-        self.shared.reply(&receiver)
+        self.shared.reply(self.engine, &receiver)
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -494,7 +494,7 @@ impl QueuePairControl {
 
     /// Waits for the outcome of connecting.
     pub(crate) fn outcome(&mut self, deadline: Option<Instant>) -> Result<ConnectionEvent, NoReply> {
-        let event = self.shared.receive(&self.events, deadline)?;
+        let event = self.shared.receive(&self.events, Origin::One(self.engine), deadline)?;
         Ok(self.take_event(event))
     }
 

@@ -62,6 +62,17 @@ pub(crate) trait Linger: std::fmt::Debug + Send {
     fn is_gone(&mut self, core: &Core) -> bool;
 }
 
+/// Who sends what a blocking call waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// The engine with this index.
+    One(usize),
+    /// Any engine: as long as one runs, something may come.
+    Any,
+    /// All engines together: nobody waits any more once one of them has stopped.
+    All,
+}
+
 /// A blocking call that did not get its answer.
 #[derive(Debug)]
 pub(crate) enum NoReply {
@@ -186,16 +197,15 @@ impl Core {
         }
     }
 
-    /// Waits for a message of an engine, turning it if it is this thread's.
-    pub(crate) fn receive<T>(&self, receiver: &Receiver<T>, deadline: Option<Instant>) -> Result<T, NoReply> {
+    /// Waits for a message, turning the engine if it is this thread's. It is in vain when `origin` has stopped.
+    pub(crate) fn receive<T>(
+        &self,
+        receiver: &Receiver<T>,
+        origin: Origin,
+        deadline: Option<Instant>,
+    ) -> Result<T, NoReply> {
         if !self.is_inline() {
-            let over = deadline.map_or_else(never, at);
-            return select! {
-                recv(receiver) -> message => message.map_err(|_| NoReply::Gone),
-                // An engine has stopped.
-                recv(self.waiters.stopped()) -> _ => receiver.try_recv().map_err(|_| NoReply::Gone),
-                recv(over) -> _ => receiver.try_recv().map_err(|_| NoReply::TimedOut),
-            };
+            return self.receive_from_threads(receiver, origin, deadline);
         }
         if !driver::is_seated_here(self.id) {
             return receiver.try_recv().map_err(|error| match error {
@@ -215,6 +225,7 @@ impl Core {
             if remaining(deadline).is_zero() {
                 return Err(NoReply::TimedOut);
             }
+            // An inline context has one engine.
             if self.engines.iter().any(|engine| engine.health().is_stopped()) {
                 return receiver.try_recv().map_err(|_| NoReply::Gone);
             }
@@ -222,9 +233,34 @@ impl Core {
         }
     }
 
-    /// Waits for the answer to a command that the engine carries out at once.
-    pub(crate) fn reply<T>(&self, receiver: &Receiver<T>) -> Result<T, Error> {
-        self.receive(receiver, Some(Instant::now() + STOP_MARGIN)).map_err(|reason| match reason {
+    fn receive_from_threads<T>(
+        &self,
+        receiver: &Receiver<T>,
+        origin: Origin,
+        deadline: Option<Instant>,
+    ) -> Result<T, NoReply> {
+        let over = deadline.map_or_else(never, at);
+        let engines = match origin {
+            Origin::One(index) => &self.engines[index..=index],
+            Origin::Any => &self.engines[..],
+            Origin::All => &[],
+        };
+        let mut ends = engines.iter().map(|engine| engine.health().ended());
+        let mut running = if let Origin::All = origin { Some(self.waiters.stopped()) } else { ends.next() };
+        while let Some(ended) = running {
+            select! {
+                recv(receiver) -> message => return message.map_err(|_| NoReply::Gone),
+                recv(ended) -> _ => running = ends.next(),
+                recv(over) -> _ => return receiver.try_recv().map_err(|_| NoReply::TimedOut),
+            }
+        }
+        receiver.try_recv().map_err(|_| NoReply::Gone)
+    }
+
+    /// Waits for the answer to a command that this engine carries out at once.
+    pub(crate) fn reply<T>(&self, engine: usize, receiver: &Receiver<T>) -> Result<T, Error> {
+        let deadline = Instant::now() + STOP_MARGIN;
+        self.receive(receiver, Origin::One(engine), Some(deadline)).map_err(|reason| match reason {
             NoReply::WrongThread => Error::WrongThread,
             NoReply::TimedOut | NoReply::Gone => match self.check_alive() {
                 Err(error) => error,
@@ -279,7 +315,7 @@ impl Core {
         let mut silent_engines = Vec::new();
         for (index, receiver) in replies.iter().enumerate() {
             let reply = if turn && self.is_inline() {
-                self.receive(receiver, Some(deadline)).ok()
+                self.receive(receiver, Origin::One(index), Some(deadline)).ok()
             } else {
                 receiver.recv_deadline(deadline).ok()
             };
@@ -348,7 +384,7 @@ impl Core {
         let mut stopped = true;
         for (engine, report) in self.engines.iter().zip(&reports) {
             let report = match self.is_inline() {
-                true => self.receive(report, Some(deadline)),
+                true => self.receive(report, Origin::All, Some(deadline)),
                 // Whatever the other engines do.
                 false => report.recv_deadline(deadline).map_err(|error| match error {
                     RecvTimeoutError::Timeout => NoReply::TimedOut,
@@ -391,6 +427,7 @@ impl Core {
         self.state.store(CLOSED, Ordering::Release);
         lock(&self.lingering).clear();
         self.waiters.wake();
+        self.engines.iter().for_each(|engine| engine.health().end());
     }
 }
 

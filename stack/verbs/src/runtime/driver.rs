@@ -3,14 +3,16 @@
 use crate::config::{EngineOptions, Idle};
 use crate::error::Error;
 use crate::runtime::clock::Clock;
+use crate::runtime::lock::lock;
 use crate::runtime::waiters::Waiters;
 use arrayvec::ArrayVec;
+use crossbeam::channel::{Receiver, Sender, bounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use uwarp_engine::port::Descriptors;
 use uwarp_engine::ports::LoopPort;
@@ -45,17 +47,28 @@ pub(crate) struct EngineSeed {
 pub(crate) struct Health {
     failure: OnceLock<String>,
     stopped: AtomicBool,
+    /// Dropped when the engine stops, which disconnects `ended`.
+    running: Mutex<Option<Sender<()>>>,
+    ended: Receiver<()>,
     waiters: Arc<Waiters>,
 }
 
 impl Health {
     pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
-        Self { failure: OnceLock::new(), stopped: AtomicBool::new(false), waiters }
+        let (running, ended) = bounded(0);
+        let (failure, stopped) = (OnceLock::new(), AtomicBool::new(false));
+        Self { failure, stopped, running: Mutex::new(Some(running)), ended, waiters }
     }
 
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+        self.end();
         self.waiters.wake();
+    }
+
+    /// Nobody waits for the engine any more.
+    pub(crate) fn end(&self) {
+        lock(&self.running).take();
     }
 
     /// Something that the engine needs is gone for good: nobody waits for it any more.
@@ -69,8 +82,9 @@ impl Health {
         self.failure.get().map(String::as_str)
     }
 
-    pub(crate) fn waiters(&self) -> &Waiters {
-        &self.waiters
+    /// Disconnected when the engine has stopped.
+    pub(crate) fn ended(&self) -> &Receiver<()> {
+        &self.ended
     }
 
     /// Whether the engine will never turn again.

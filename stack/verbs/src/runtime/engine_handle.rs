@@ -46,7 +46,7 @@ impl EngineHandle {
             doorbells.ring_mailbox();
             wake.fire_if_armed();
             if thread {
-                let _ = health.waiters().stopped().recv_timeout(STOP_MARGIN);
+                let _ = health.ended().recv_timeout(STOP_MARGIN);
             }
             health.give_up(cause);
         }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::runtime::context::{Context, Shared};
-use crate::runtime::core::NoReply;
+use crate::runtime::core::{NoReply, Origin};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ impl AsyncEvents {
     /// Waits for the next event; `None` after the time limit, or if no event can follow.
     pub fn wait(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         let deadline = Instant::now().checked_add(timeout);
-        match self.shared.receive(&self.shared.events, deadline) {
+        match self.shared.receive(&self.shared.events, Origin::Any, deadline) {
             Ok(event) => Ok(Some(event)),
             Err(NoReply::TimedOut | NoReply::Gone) => Ok(None),
             Err(NoReply::WrongThread) => Err(Error::WrongThread),

@@ -47,7 +47,7 @@ pub(crate) fn start_capture(core: &Core, path: &std::path::Path) -> Result<(), E
         }
         let (reply, answer) = bounded(1);
         engine.command(Command::StartCapture { path, reply });
-        core.reply(&answer)?.map_err(Error::Control)?;
+        core.reply(index, &answer)?.map_err(Error::Control)?;
     }
     Ok(())
 }

@@ -49,16 +49,23 @@ pub(crate) fn prepare_pair(a: Config, b: Config) -> Result<(Prepared, Prepared),
     Ok((prepare_with(a, ports_a)?, prepare_with(b, ports_b)?))
 }
 
-/// A pair, the port of whose first side is under watch.
+/// A pair, the first port of whose first side is under watch.
 #[cfg(test)]
 pub(crate) fn prepare_watched_pair(
     a: Config,
     b: Config,
     watch: &Arc<driver::watched::Watch>,
 ) -> Result<(Prepared, Prepared), Error> {
-    let (port_a, port_b) = crate::runtime::ports::loop_pair(&a);
-    let ports_a = Ports::Made(vec![driver::watched::WatchedPort::seed(port_a, watch)]);
-    Ok((prepare_with(a, ports_a)?, prepare_with(b, Ports::Made(vec![PortSeed::Loop(port_b)]))?))
+    let (mut ports_a, mut ports_b) = (Vec::new(), Vec::new());
+    for index in 0..a.engine.count {
+        let (port_a, port_b) = crate::runtime::ports::loop_pair(&a);
+        ports_a.push(match index {
+            0 => driver::watched::WatchedPort::seed(port_a, watch),
+            _ => PortSeed::Loop(port_a),
+        });
+        ports_b.push(PortSeed::Loop(port_b));
+    }
+    Ok((prepare_with(a, Ports::Made(ports_a))?, prepare_with(b, Ports::Made(ports_b))?))
 }
 
 fn prepare_with(config: Config, ports: Ports) -> Result<Prepared, Error> {

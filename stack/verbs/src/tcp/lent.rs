@@ -3,6 +3,7 @@
 use super::TcpStream;
 use crate::error::Error;
 use crate::runtime::context::Shared;
+use crate::runtime::core::Origin;
 use crossbeam::channel::{Receiver, bounded};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ impl Lent {
     /// The stream, if the engine returns its half. The engine returns or drops it soon.
     pub(crate) fn back(self) -> Option<TcpStream> {
         let deadline = Instant::now().checked_add(RETURN_LIMIT);
-        let ends = self.stream.shared.receive(&self.returned, deadline).ok()?;
+        let ends = self.stream.shared.receive(&self.returned, Origin::One(self.stream.engine), deadline).ok()?;
         Some(TcpStream { ends, rest: self.stream })
     }
 }

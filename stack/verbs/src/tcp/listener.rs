@@ -3,7 +3,7 @@
 use super::{TcpStream, TcpStreamOptions, other};
 use crate::error::Error;
 use crate::runtime::context::{Context, Shared};
-use crate::runtime::core::NoReply;
+use crate::runtime::core::{NoReply, Origin};
 use crate::runtime::reservation::PortReservation;
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::io::{self, ErrorKind};
@@ -88,7 +88,7 @@ impl TcpListener {
         };
         let sink = EventSink::new(sender, Some(notifier));
         let waiting = Arc::new(AtomicU32::new(0));
-        for engine in &shared.engines {
+        for (index, engine) in shared.engines.iter().enumerate() {
             let (reply, answer) = bounded(1);
             engine.command(Command::ListenStreams {
                 listener: id,
@@ -99,7 +99,7 @@ impl TcpListener {
                 incoming: sink.clone(),
                 reply,
             });
-            shared.reply(&answer).map_err(other)?.map_err(refused)?;
+            shared.reply(index, &answer).map_err(other)?.map_err(refused)?;
         }
         Ok(listener)
     }
@@ -132,7 +132,7 @@ impl TcpListener {
     }
 
     fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Option<(TcpStream, SocketAddr)>> {
-        match self.shared.receive(&self.incoming, deadline) {
+        match self.shared.receive(&self.incoming, Origin::All, deadline) {
             Ok(incoming) => self.wrap(incoming).map(Some),
             Err(NoReply::TimedOut) => Ok(None),
             Err(NoReply::WrongThread) => Err(other(Error::WrongThread)),

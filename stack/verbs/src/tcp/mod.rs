@@ -218,7 +218,7 @@ impl TcpStream {
         let Some(handle) = self.ends.handle() else { return Ok(None) };
         let (reply, answer) = bounded(1);
         self.rest.shared.engines[self.rest.engine].command(Command::StreamInfo { handle, reply });
-        self.rest.shared.reply(&answer).map_err(other)
+        self.rest.shared.reply(self.rest.engine, &answer).map_err(other)
     }
 
     /// Makes the next event of this kind raise the file descriptor of [`as_fd`](AsFd::as_fd). Check once more between

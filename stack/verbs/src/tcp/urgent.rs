@@ -64,7 +64,7 @@ impl TcpStream {
         let (reply, answer) = bounded(1);
         let announced = Command::SendUrgent { handle, octets: count as u64, reply };
         self.rest.shared.engines[self.rest.engine].command(announced);
-        self.rest.shared.reply(&answer).map_err(other)?;
+        self.rest.shared.reply(self.rest.engine, &answer).map_err(other)?;
         self.try_write(&octets[..count])
     }
 }

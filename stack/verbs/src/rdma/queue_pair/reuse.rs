@@ -2,6 +2,7 @@
 
 use super::{LastConnection, QueuePairControl, QueuePairState, SendHalf, Stage, Unbound};
 use crate::error::Error;
+use crate::runtime::core::Origin;
 use crossbeam::channel::bounded;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Abandoned, Command};
@@ -16,7 +17,7 @@ impl QueuePairControl {
         let (reply, answer) = bounded(1);
         self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
         let Abandoned { send_queue, receive_queue, membership } =
-            self.shared.reply(&answer)?.ok_or(Error::ContextClosed)?;
+            self.shared.reply(self.engine, &answer)?.ok_or(Error::ContextClosed)?;
         self.drain_events();
         Ok(Unbound { send: send_queue, receive: receive_queue, membership })
     }
@@ -66,7 +67,7 @@ impl QueuePairControl {
         self.shared.engines[self.engine].command(Command::AbandonQueuePair { queue_pair: self.number, reply });
         let limit = self.shared.config.linger.max(FORGET_LIMIT);
         // An engine that does not answer in time does so later. The number rests as that of any other.
-        let stage = match self.shared.receive(&abandoned, Instant::now().checked_add(limit)) {
+        let stage = match self.shared.receive(&abandoned, Origin::One(self.engine), Instant::now().checked_add(limit)) {
             Ok(_) => {
                 self.shared.deliver();
                 self.unread()

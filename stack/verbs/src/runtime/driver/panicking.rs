@@ -102,3 +102,59 @@ fn a_panicking_engine_thread_is_a_fatal_event() {
 fn a_panic_in_a_poll_is_a_fatal_event_and_stays_out_of_the_program() {
     panics_and_lives(Turner::Polls);
 }
+
+/// As a thread that waits for a connection's end, or for events, must not take the end of another engine for it.
+#[test]
+fn who_waits_for_an_engine_outlasts_the_panic_of_another() {
+    let config = |host: u8| {
+        let mut config = Config::without_device(&format!("10.0.0.{host}/24"))
+            .unwrap()
+            .without_monitor()
+            .linger(Duration::from_millis(100));
+        config.engine.count = 2;
+        config
+    };
+    let watch = Arc::new(Watch::default());
+    let (a, b) = prepare::prepare_watched_pair(config(1), config(2), &watch).unwrap();
+    let (a, b) = (Context::from_prepared(a), Context::from_prepared(b));
+    a.start().unwrap();
+    b.start().unwrap();
+    let (cq_a, cq_b) = (a.create_completion_queue(64).unwrap(), b.create_completion_queue(64).unwrap());
+    let (pd_a, pd_b) = (a.allocate_domain(), b.allocate_domain());
+    let mut listener = b.listen(1, ListenOptions::default()).unwrap();
+    // Connections go to the engines in turn.
+    let mut pairs = [(); 2].map(|()| {
+        let mut qp_a = pd_a.create_queue_pair(&QueuePairOptions::new(&cq_a)).unwrap();
+        let mut qp_b = pd_b.create_queue_pair(&QueuePairOptions::new(&cq_b)).unwrap();
+        let connecting = a.start_connect(&mut qp_a, b.socket_address(1), ConnectOptions::default()).unwrap();
+        let request = listener.next(LONG).unwrap().unwrap();
+        let accepting = request.start_accept(&mut qp_b, crate::AcceptOptions::default()).unwrap();
+        connecting.wait(&mut qp_a).unwrap();
+        accepting.wait(&mut qp_b).unwrap();
+        (qp_a, qp_b)
+    });
+    if pairs[0].0.query().engine != Some(0) {
+        pairs.swap(0, 1);
+    }
+    let [(qp_watched, _qp_its_peer), (qp, qp_of_peer)] = &mut pairs;
+    assert_eq!((qp_watched.query().engine, qp.query().engine), (Some(0), Some(1)));
+
+    let events = a.events();
+    watch.panics.store(true, Ordering::Relaxed);
+    // Wakes the engine.
+    a.stats();
+    assert!(matches!(events.wait(LONG).unwrap(), Some(AsyncEvent::DeviceFatal { .. })));
+    assert!(qp_watched.wait_disconnected(LONG).unwrap());
+    while !a.shared().engines[0].health().is_stopped() {
+        std::thread::yield_now();
+    }
+    let short = Duration::from_millis(50);
+    assert!(!qp.wait_disconnected(short).unwrap(), "its engine runs");
+    assert!(qp.tcp_info().unwrap().is_some(), "and answers");
+    while events.try_next().is_some() {}
+    let before = std::time::Instant::now();
+    assert!(events.wait(short).unwrap().is_none());
+    assert!(before.elapsed() >= short, "another event may come");
+    qp_of_peer.abort();
+    assert!(qp.wait_disconnected(LONG).unwrap());
+}
