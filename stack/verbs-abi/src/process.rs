@@ -91,17 +91,10 @@ extern "C" fn linger_at_exit() {
     }
 }
 
-/// Starts a thread that takes no signals: they belong to the program's own.
+/// Starts a thread that takes no signals but those of its own faults: the others belong to the program's threads.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
-    // SAFETY: sets of signals on the stack, and the calling thread's mask, which is put back.
-    unsafe {
-        let (mut all, mut former) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut former);
-        let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, std::ptr::null_mut());
-        spawned?;
-    }
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    drop(uwarp::with_signals_blocked(|| builder.spawn(body))?);
     Ok(())
 }
 
@@ -174,6 +167,24 @@ fn parse_faults(text: &str, faults: &mut FaultOptions) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// With its own faults blocked, a thread would end the program without its handler's message.
+    #[test]
+    fn a_thread_leaves_signals_to_the_program_but_not_its_own_faults() {
+        let (tell, told) = std::sync::mpsc::channel();
+        spawn("mask", move || {
+            // SAFETY: sets of signals on the stack.
+            let blocked = unsafe {
+                let mut mask: libc::sigset_t = std::mem::zeroed();
+                libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut mask);
+                [libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGALRM, libc::SIGSEGV, libc::SIGBUS]
+                    .map(|signal| libc::sigismember(&raw const mask, signal) == 1)
+            };
+            tell.send(blocked).unwrap();
+        })
+        .unwrap();
+        assert_eq!(told.recv(), Ok([true, true, true, true, false, false]));
+    }
 
     #[test]
     fn faults_are_read_from_one_line() {

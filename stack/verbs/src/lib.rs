@@ -239,7 +239,7 @@ pub use runtime::reservation::PortReservation;
 pub use runtime::{monitor, switch};
 pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
-pub use uwarp_dpdk::MemifRole;
+pub use uwarp_dpdk::{MemifRole, with_signals_blocked};
 pub use uwarp_engine::command::{
     AsyncEvent, ConnectFailure, DisconnectReason, Established, Features, ReadyToReceiveKinds, TerminateCode,
 };
