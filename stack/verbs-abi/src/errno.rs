@@ -3,7 +3,7 @@
 use crate::lifetime;
 use libc::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use uwarp::{ConnectError, Error, PostErrorReason};
+use uwarp::{Error, PostErrorReason};
 
 /// An error number of errno(3); never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +19,7 @@ pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
 impl From<&Error> for Errno {
     fn from(error: &Error) -> Self {
-        Errno(match error {
-            Error::Config(_) | Error::Argument { .. } | Error::State { .. } | Error::OutOfRegion { .. } => libc::EINVAL,
-            Error::Limit { .. } => libc::ENOMEM,
-            Error::PortTaken(_) => libc::EADDRINUSE,
-            Error::Connect { reason: ConnectError::TimedOut(_), .. } => libc::ETIMEDOUT,
-            Error::Connect { .. } => libc::ECONNREFUSED,
-            Error::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-            _ => libc::EIO,
-        })
+        Errno(error.errno())
     }
 }
 
@@ -52,10 +44,7 @@ impl From<rustix::io::Errno> for Errno {
 
 impl From<PostErrorReason> for Errno {
     fn from(reason: PostErrorReason) -> Self {
-        match reason {
-            PostErrorReason::Full => ENOMEM,
-            _ => EINVAL,
-        }
+        Errno(reason.errno())
     }
 }
 

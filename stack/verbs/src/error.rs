@@ -1,8 +1,11 @@
 //! Errors of this crate. Each text is one sentence with the cause and, if there is one, the remedy.
 
 use crate::config::ConfigError;
+use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
+use uwarp_engine::command::{ConnectFailure, ControlError};
+use uwarp_memory::{ChangeError, RegisterError};
 
 /// Failure of a call outside the packet path.
 #[derive(Debug, thiserror::Error)]
@@ -60,10 +63,10 @@ pub enum Error {
     },
     /// Memory could not be registered.
     #[error("memory cannot be registered: {0}")]
-    Register(#[from] uwarp_memory::RegisterError),
+    Register(#[from] RegisterError),
     /// A registration could not be changed; it is as it was.
     #[error("the registration cannot be changed: {0}")]
-    Change(#[from] uwarp_memory::ChangeError),
+    Change(#[from] ChangeError),
     /// A range is not inside its memory region.
     #[error("octets {start}..{end} are outside of a memory region of {len} octets")]
     OutOfRegion {
@@ -99,12 +102,20 @@ pub enum Error {
         /// What it says, or what became of it.
         reason: String,
     },
+    /// The switch gives the context no port, or not that one.
+    #[error("the switch at {socket}: {reason}")]
+    PortLimit {
+        /// The switch's socket.
+        socket: std::path::PathBuf,
+        /// What it says.
+        reason: String,
+    },
     /// Work could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
     /// An engine could not execute a command.
     #[error(transparent)]
-    Control(uwarp_engine::command::ControlError),
+    Control(ControlError),
     /// A connection could not be made.
     #[error("cannot connect to {peer}: {reason}")]
     Connect {
@@ -150,6 +161,57 @@ impl Error {
     }
 }
 
+// Without wildcards: whoever adds a variant has to say its number.
+impl Error {
+    /// The number of errno(3) that says most nearly the same, as libibverbs and librdmacm have it.
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            Self::System { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Self::Post(error) => return error.reason.errno(),
+            Self::Connect { reason, .. } | Self::Accept { reason, .. } => return reason.errno(),
+            Self::Config(_) | Self::Argument { .. } | Self::State { .. } | Self::OutOfRegion { .. } => Errno::INVAL,
+            Self::Limit { .. } => Errno::NOMEM,
+            Self::Register(error) | Self::Change(ChangeError::Register(error)) => match error {
+                RegisterError::TableFull { .. } | RegisterError::Quota { .. } => Errno::NOMEM,
+                RegisterError::Wrap { .. } => Errno::INVAL,
+            },
+            Self::Change(ChangeError::Bound) => Errno::BUSY,
+            Self::Change(ChangeError::Durable) => Errno::INVAL,
+            Self::PortTaken(_) | Self::Control(ControlError::PortInUse(_)) => Errno::ADDRINUSE,
+            Self::NoPort { .. } | Self::PortLimit { .. } | Self::Control(ControlError::NotOwn(_)) => {
+                Errno::ADDRNOTAVAIL
+            }
+            Self::Control(ControlError::BadPort) => Errno::INVAL,
+            Self::Control(ControlError::Limit(_)) => Errno::NOMEM,
+            Self::WrongThread => Errno::PERM,
+            Self::Device(_)
+            | Self::Switch { .. }
+            | Self::ContextClosed
+            | Self::EngineFailed { .. }
+            | Self::Control(ControlError::File { .. } | ControlError::ShuttingDown) => Errno::IO,
+        };
+        errno.raw_os_error()
+    }
+}
+
+/// The number of errno(3) that says most nearly why a connection was not made, as librdmacm has it.
+pub fn errno_of_failure(failure: ConnectFailure) -> i32 {
+    let errno = match failure {
+        ConnectFailure::Refused => Errno::CONNREFUSED,
+        ConnectFailure::TimedOut => Errno::TIMEDOUT,
+        ConnectFailure::Unreachable => Errno::HOSTUNREACH,
+        ConnectFailure::Closed | ConnectFailure::Reset | ConnectFailure::RequestGone => Errno::CONNRESET,
+        ConnectFailure::Startup | ConnectFailure::ReadyToReceive => Errno::PROTO,
+        ConnectFailure::ReadLimits | ConnectFailure::QueuePair => Errno::INVAL,
+        ConnectFailure::NoPort | ConnectFailure::LocalAddress => Errno::ADDRNOTAVAIL,
+        ConnectFailure::AddressInUse => Errno::ADDRINUSE,
+        ConnectFailure::Limit => Errno::NOMEM,
+        ConnectFailure::Address => Errno::NETUNREACH,
+        ConnectFailure::ShuttingDown => Errno::SHUTDOWN,
+    };
+    errno.raw_os_error()
+}
+
 /// Why a connection was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -182,9 +244,24 @@ pub enum ConnectError {
     /// This side cancelled it.
     #[error("this side gave up")]
     Cancelled,
-    /// The engine has no room for another connection, or failed.
+    /// The engine cannot take the connection.
     #[error("the engine cannot take the connection: {0}")]
-    Engine(String),
+    Engine(ConnectFailure),
+}
+
+impl ConnectError {
+    fn errno(&self) -> i32 {
+        let errno = match self {
+            Self::Rejected { .. } | Self::Refused => Errno::CONNREFUSED,
+            Self::TimedOut(_) => Errno::TIMEDOUT,
+            Self::Unreachable => Errno::HOSTUNREACH,
+            Self::Closed => Errno::CONNRESET,
+            Self::Startup(_) => Errno::PROTO,
+            Self::Cancelled => Errno::CANCELED,
+            Self::Engine(failure) => return errno_of_failure(*failure),
+        };
+        errno.raw_os_error()
+    }
 }
 
 /// Some work was not posted. Requests before `posted` were posted and stay posted; the others were not touched.
@@ -260,4 +337,55 @@ pub enum PostErrorReason {
     /// The context is closed or its engine failed; no work will complete any more.
     #[error("the context is closed or its engine failed")]
     Dead,
+}
+
+impl PostErrorReason {
+    /// The number of errno(3) that says most nearly the same, as libibverbs has it.
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            Self::Full => Errno::NOMEM,
+            Self::TooManySges { .. }
+            | Self::InlineTooLong { .. }
+            | Self::TooLong
+            | Self::InlineRead
+            | Self::ReadSink
+            | Self::AtomicSink
+            | Self::Protection
+            | Self::SharedReceives
+            | Self::CommitRegions { .. }
+            | Self::NotAgreed { .. }
+            | Self::NotConnected => Errno::INVAL,
+            Self::Dead => Errno::IO,
+        };
+        errno.raw_os_error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_or_taken_has_a_number_of_its_own() {
+        let socket = std::path::PathBuf::from("/s");
+        for (error, errno) in [
+            (Error::NoPort { limit: 7 }, Errno::ADDRNOTAVAIL),
+            (Error::PortLimit { socket, reason: String::new() }, Errno::ADDRNOTAVAIL),
+            (Error::PortTaken(7), Errno::ADDRINUSE),
+            (Error::Limit { what: "", field: "", limit: 7 }, Errno::NOMEM),
+            (Error::Register(RegisterError::TableFull { slots: 7 }), Errno::NOMEM),
+            (Error::Change(ChangeError::Register(RegisterError::TableFull { slots: 7 })), Errno::NOMEM),
+            (Error::Control(ControlError::Limit("listeners")), Errno::NOMEM),
+        ] {
+            assert_eq!(error.errno(), errno.raw_os_error(), "{error}");
+        }
+        for (failure, errno) in [
+            (ConnectFailure::NoPort, Errno::ADDRNOTAVAIL),
+            (ConnectFailure::AddressInUse, Errno::ADDRINUSE),
+            (ConnectFailure::Limit, Errno::NOMEM),
+            (ConnectFailure::Address, Errno::NETUNREACH),
+        ] {
+            assert_eq!(errno_of_failure(failure), errno.raw_os_error(), "{failure}");
+        }
+    }
 }

@@ -215,7 +215,7 @@ mod tcp;
 
 pub use capabilities::{Atomicity, Capabilities};
 pub use config::{Config, ConfigError, DeviceConfig, FaultOptions};
-pub use error::{ConnectError, Error, PostError, PostErrorReason};
+pub use error::{ConnectError, Error, PostError, PostErrorReason, errno_of_failure};
 pub use rdma::completion::{CompletionQueue, CompletionTarget};
 pub use rdma::connection::{AcceptOptions, ConnectOptions, ConnectRequest, Connecting, MAX_PRIVATE_DATA};
 pub use rdma::conversion::ConversionError;

@@ -81,7 +81,6 @@ pub struct Established {
 
 /// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum ConnectFailure {
     /// Reset in answer to our SYN.
     #[error("the peer refused the connection: nothing listens on that port, or its backlog is full")]
@@ -323,7 +322,6 @@ impl<T> EventSink<T> {
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum ControlError {
     /// The port has a listener.
     #[error("TCP port {0} has a listener already: stop it or choose another port")]

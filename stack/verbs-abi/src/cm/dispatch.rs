@@ -12,10 +12,9 @@ use crate::process;
 use crate::verbs::completion::Queue;
 use crate::verbs::events::Event as Asynchronous;
 use crate::verbs::{context, pair, shared_receives};
-use libc::c_int;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use uwarp::{AsyncEvent, ChannelEvent, ConnectFailure, ConnectionChange, EventChannel};
+use uwarp::{AsyncEvent, ChannelEvent, ConnectionChange, EventChannel};
 
 /// The channel that all listeners and queue pairs of the process are attached to. The first call starts the threads.
 pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
@@ -72,21 +71,14 @@ fn carry(key: u64, change: ConnectionChange) {
                 Outcome::Established { private_data: made.private_data, ird: made.ird, ord: made.ord }
             }
             ConnectionChange::Rejected { private_data, .. } => Outcome::Rejected { private_data },
-            ConnectionChange::Failed(reason) => Outcome::Failed(errno_of(&reason)),
+            ConnectionChange::Failed(reason) => {
+                tracing::info!(%reason, "no connection");
+                Outcome::Failed(uwarp::errno_of_failure(reason))
+            }
             _ => return,
         };
         outcome::settle(id, handle, outcome);
     });
-}
-
-fn errno_of(reason: &ConnectFailure) -> c_int {
-    match reason {
-        ConnectFailure::Refused => libc::ECONNREFUSED,
-        ConnectFailure::Closed | ConnectFailure::Reset => libc::ECONNRESET,
-        ConnectFailure::TimedOut => libc::ETIMEDOUT,
-        ConnectFailure::Unreachable => libc::EHOSTUNREACH,
-        _ => libc::EPROTO,
-    }
 }
 
 /// Tells every identifier that has an address that its device is gone: what it waits for will not come.
@@ -158,6 +150,7 @@ mod tests {
     use crate::testing::{Device, errno};
     use crate::verbs::pair::Pair;
     use crate::verbs::shared_receives::SharedQueue;
+    use libc::c_int;
     use std::ptr::{null_mut, with_exposed_provenance_mut};
     use uwarp::Status;
 

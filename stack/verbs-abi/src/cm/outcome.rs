@@ -179,7 +179,7 @@ fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: Locked<
             event.status = -errno;
             event.kind = match errno {
                 libc::ECONNREFUSED | libc::ECONNRESET => RDMA_CM_EVENT_REJECTED,
-                libc::ETIMEDOUT | libc::EHOSTUNREACH => RDMA_CM_EVENT_UNREACHABLE,
+                libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => RDMA_CM_EVENT_UNREACHABLE,
                 _ => RDMA_CM_EVENT_CONNECT_ERROR,
             };
         }

@@ -109,13 +109,17 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
         if !matches!(state.stage, Stage::New) {
             return Err(EINVAL);
         }
-        let peer = address::without_loopback(config, destination);
+        // An IPv4 address may come as one of IPv6.
+        let named = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+        let peer = address::without_loopback(config, named);
         let own = peer.and_then(|peer| match state.local {
             Some(local) if !local.ip().is_unspecified() => Some(local.ip()),
             _ => address::own_like(config, peer.ip()),
         });
+        let own = own.filter(|own| own.is_ipv4() == named.is_ipv4());
         let (Some(peer), Some(own)) = (peer, own) else {
             drop(state);
+            tracing::info!(%destination, "unreachable: there is no own address of that version of IP");
             report(handle, Report::plain(id, RDMA_CM_EVENT_ADDR_ERROR, -libc::ENETUNREACH));
             return complete(handle);
         };

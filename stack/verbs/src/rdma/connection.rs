@@ -490,7 +490,14 @@ impl Connecting {
                 ConnectFailure::Startup | ConnectFailure::ReadLimits | ConnectFailure::ReadyToReceive => {
                     ConnectError::Startup(failure.to_string())
                 }
-                other => ConnectError::Engine(other.to_string()),
+                ConnectFailure::NoPort
+                | ConnectFailure::AddressInUse
+                | ConnectFailure::Limit
+                | ConnectFailure::QueuePair
+                | ConnectFailure::RequestGone
+                | ConnectFailure::Address
+                | ConnectFailure::LocalAddress
+                | ConnectFailure::ShuttingDown => ConnectError::Engine(failure),
             })),
             ConnectionEvent::Disconnected(_) => Err(self.error(ConnectError::Closed)),
         }

@@ -69,7 +69,9 @@ impl TcpListener {
             ));
         }
         let reservation = PortReservation::new(shared, (port != 0).then_some(port)).map_err(|error| match error {
-            Error::PortTaken(_) | Error::NoPort { .. } => io::Error::new(ErrorKind::AddrInUse, error),
+            Error::PortTaken(_) | Error::NoPort { .. } | Error::PortLimit { .. } => {
+                io::Error::new(ErrorKind::AddrInUse, error)
+            }
             error => other(error),
         })?;
         let port = reservation.port();

@@ -184,7 +184,7 @@ impl Link {
     /// Reserves a TCP port to listen on; 0 leaves the choice to the switch.
     ///
     /// # Errors
-    /// [`Error::PortTaken`], or [`Error::Switch`] with another reason.
+    /// [`Error::PortTaken`], [`Error::PortLimit`], or [`Error::Switch`] with another reason.
     pub(crate) fn reserve(self: &Arc<Self>, port: u16) -> Result<ReservedPort, Error> {
         let mut unheld = lock(&self.asking);
         self.check()?;
@@ -195,6 +195,9 @@ impl Link {
         match self.ask(&Request::Reserve { port })? {
             (Answer::Reserved { port }, _) => Ok(ReservedPort { port, link: Arc::clone(self) }),
             (Answer::Refused { refusal: Refusal::PortTaken, .. }, _) => Err(Error::PortTaken(port)),
+            (Answer::Refused { refusal: Refusal::PortLimit, reason }, _) => {
+                Err(Error::PortLimit { socket: self.path.clone(), reason })
+            }
             (other, _) => Err(unexpected(&self.path, other)),
         }
     }
