@@ -11,6 +11,7 @@ pub(crate) mod names;
 pub(crate) mod channel;
 pub(crate) mod completion;
 pub(crate) mod domain;
+mod mapped;
 pub(crate) mod region;
 
 // Work, and the objects that take it.

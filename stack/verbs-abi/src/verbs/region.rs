@@ -6,6 +6,7 @@ use crate::handle::{Handle, object};
 use crate::locks::{Lock, Rank};
 use crate::verbs::context::next_handle;
 use crate::verbs::domain::Domain;
+use crate::verbs::mapped;
 use libc::{c_int, c_uint, c_void, size_t};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,12 @@ use uwarp::{Access, MemoryRegion, RegionBuffer, RegionChange, RegionOptions, Tag
 /// Registered memory, which the program owns. It may free it before it deregisters: then what a peer does there is as
 /// undefined as with a device that has pinned the pages.
 pub(crate) struct Region {
-    region: Lock<MemoryRegion>,
+    registered: Lock<Registered>,
+}
+
+struct Registered {
+    region: MemoryRegion,
+    flags: c_uint,
 }
 object!(Region: ibv_mr, b"mr");
 
@@ -49,15 +55,25 @@ pub(crate) fn rights(flags: c_uint) -> Result<Access, Errno> {
     .fold(Access::LOCAL_READ, |rights, (_, right)| rights | right))
 }
 
+/// Flags with which the kernel wants memory that can be written.
+const WRITTEN: c_uint =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+
+/// Checks that memory can be used as these flags say.
+fn usable(address: *mut c_void, length: size_t, flags: c_uint) -> Result<(), Errno> {
+    mapped::check(address.addr(), length, flags & WRITTEN != 0)
+}
+
 /// The program's memory.
 ///
 /// # Safety
 /// The verbs' contract: it stays mapped until it is deregistered, or nobody uses the region.
-unsafe fn buffer(address: *mut c_void, length: size_t) -> Result<RegionBuffer, Errno> {
+unsafe fn buffer(address: *mut c_void, length: size_t, flags: c_uint) -> Result<RegionBuffer, Errno> {
     let start = NonNull::new(address.cast::<u8>()).ok_or(EINVAL)?;
     if address.addr().checked_add(length).is_none() {
         return Err(EINVAL);
     }
+    usable(address, length, flags)?;
     // SAFETY: as the caller promises.
     Ok(unsafe { RegionBuffer::raw(start, length) })
 }
@@ -69,7 +85,7 @@ fn export(pd: *mut ibv_pd, address: *mut c_void, length: size_t, first: u64, fla
             let domain = Handle::<Domain>::get(pd)?;
             let first = if flags & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { first };
             let options = RegionOptions::new(rights(flags)?).base(TaggedBase::At(first));
-            let registered = domain.domain.register_with(buffer(address, length)?, &options);
+            let registered = domain.domain.register_with(buffer(address, length, flags)?, &options);
             let region = registered.map_err(|unregistered| Errno::from(unregistered.error))?;
             domain.users.fetch_add(1, Ordering::AcqRel);
             let stag = region.stag();
@@ -82,7 +98,8 @@ fn export(pd: *mut ibv_pd, address: *mut c_void, length: size_t, first: u64, fla
                 lkey: stag,
                 rkey: stag,
             };
-            Ok(Handle::create(public, Region { region: Lock::new(Rank::Memory, region) }))
+            let registered = Lock::new(Rank::Memory, Registered { region, flags });
+            Ok(Handle::create(public, Region { registered }))
         }
     })
 }
@@ -149,18 +166,23 @@ unsafe extern "C" fn ibv_rereg_mr(
             if changes == 0 || changes & !(IBV_REREG_MR_FLAGS_SUPPORTED as c_uint) != 0 {
                 return Err(EINVAL);
             }
-            let mut region_now = region.region.lock();
+            let mut now = region.registered.lock();
             let public = &mut *region.public();
-            let flags = access as c_uint;
-            let rights = if changes & IBV_REREG_MR_CHANGE_ACCESS != 0 { Some(rights(flags)?) } else { None };
+            let changes_access = changes & IBV_REREG_MR_CHANGE_ACCESS != 0;
+            let flags = if changes_access { access as c_uint } else { now.flags };
+            let rights = if changes_access { Some(rights(flags)?) } else { None };
             let memory = if changes & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-                Some((buffer(address, length)?, TaggedBase::At(address.addr() as u64)))
+                Some((buffer(address, length, flags)?, TaggedBase::At(address.addr() as u64)))
             } else {
+                if changes_access {
+                    usable(public.addr, public.length, flags)?;
+                }
                 None
             };
             let domain = if changes & IBV_REREG_MR_CHANGE_PD != 0 { Some(Handle::<Domain>::get(pd)?) } else { None };
             let change = RegionChange { access: rights, domain: domain.map(|domain| &domain.domain), memory };
-            region_now.change(change).map_err(|unchanged| Errno::from(unchanged.error))?;
+            now.region.change(change).map_err(|unchanged| Errno::from(unchanged.error))?;
+            now.flags = flags;
             if let Some(domain) = domain {
                 domain.users.fetch_add(1, Ordering::AcqRel);
                 if let Ok(former) = Handle::<Domain>::get(public.pd) {
@@ -171,7 +193,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             if changes & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
                 (public.addr, public.length) = (address, length);
             }
-            (public.lkey, public.rkey) = (region_now.stag(), region_now.stag());
+            (public.lkey, public.rkey) = (now.region.stag(), now.region.stag());
         }
         Ok(0)
     })
