@@ -43,6 +43,8 @@ pub struct BiasedLock<T> {
     section: AtomicU64,
     /// Within its section, that thread has a guard that came neither by the mutex nor by being the favourite.
     is_reentered: AtomicBool,
+    /// The thread that has the lock by the mutex; 0: none.
+    holder: AtomicUsize,
     /// That of the mutex, while a [`BiasedGuard`] that came by it lives. It is here so that a guard fits into two
     /// registers: one in memory, written in parts and read as a whole, would stall the favourite.
     streak: UnsafeCell<MaybeUninit<MutexGuard<'static, Streak>>>,
@@ -139,6 +141,7 @@ impl<T> BiasedLock<T> {
             mutex: Mutex::new(streak),
             section: AtomicU64::new(0),
             is_reentered: AtomicBool::new(false),
+            holder: AtomicUsize::new(0),
             streak: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(value),
         }
@@ -220,6 +223,12 @@ impl<T> BiasedLock<T> {
             self.annotate_releasing();
             self.section.store(0, Release);
         }
+    }
+
+    /// Whether the calling thread holds the lock, for a signal's handler.
+    pub fn is_held_here(&self) -> bool {
+        let me = current_thread();
+        self.holder.load(Relaxed) == me || self.favourite.load(Relaxed) == me && self.inside.load(Relaxed)
     }
 
     /// Takes the lock by plain stores, if the calling thread may.
@@ -366,6 +375,7 @@ impl<T> BiasedLock<T> {
 
     /// The guard of whoever holds the mutex.
     fn by_mutex<'a>(&'a self, streak: MutexGuard<'a, Streak>) -> BiasedGuard<'a, T> {
+        self.holder.store(current_thread(), Relaxed);
         // SAFETY: only who holds the mutex uses the cell. The mutex's guard stays within its life: it leaves the cell
         // when the guard that is returned ends, which borrows the lock as long. If that one is forgotten, it stays
         // there for ever, and so does the mutex locked: nobody reads it.
@@ -461,9 +471,12 @@ impl<T> Drop for BiasedGuard<'_, T> {
         self.lock.annotate_releasing();
         match self.hold {
             Hold::Favourite => self.lock.inside.store(false, Release),
-            // SAFETY: this guard came by the mutex, whose guard lies there since. It is taken out once: guards end
-            // once.
-            Hold::Mutex => drop(self.lock.streak.with_mut(|cell| unsafe { (*cell).assume_init_read() })),
+            Hold::Mutex => {
+                self.lock.holder.store(0, Relaxed);
+                // SAFETY: this guard came by the mutex, whose guard lies there since. It is taken out once: guards end
+                // once.
+                drop(self.lock.streak.with_mut(|cell| unsafe { (*cell).assume_init_read() }));
+            }
             Hold::Section => self.lock.is_reentered.store(false, Relaxed),
         }
     }

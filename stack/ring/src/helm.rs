@@ -59,6 +59,11 @@ impl<T> Helm<T> {
         self.crew.lock_as_favourite()
     }
 
+    /// Whether the calling thread holds the helm: in a signal's handler, for example.
+    pub fn is_held_here(&self) -> bool {
+        self.crew.is_held_here()
+    }
+
     /// Waits for the helm. For the engine's thread: the others hold it for a few turns.
     pub fn take(&self) -> Held<'_, T> {
         self.crew.lock_as_guest()

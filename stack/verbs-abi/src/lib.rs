@@ -28,6 +28,7 @@ pub mod misuse;
 mod process;
 #[cfg(test)]
 mod sections;
+mod suspended;
 mod taken;
 #[cfg(test)]
 mod testing;

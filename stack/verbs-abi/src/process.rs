@@ -2,6 +2,7 @@
 
 use crate::errno::{ENODEV, Errno};
 use crate::lifetime;
+use crate::suspended;
 use crate::taken::TakenCounters;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,10 +70,15 @@ pub(crate) fn started() -> Result<&'static Context, Errno> {
             unsafe {
                 libc::pthread_atfork(None, None, Some(lifetime::child_of_fork));
                 libc::atexit(linger_at_exit);
+                at_quick_exit(linger_at_exit);
             }
         }
     }
     Ok(context)
+}
+
+unsafe extern "C" {
+    fn at_quick_exit(handler: extern "C" fn()) -> libc::c_int;
 }
 
 /// A Send that has completed may not be acknowledged yet: a program that returns from `main` now must not lose it.
@@ -84,6 +90,12 @@ extern "C" fn linger_at_exit() {
         // With a device, connections end behind the process's last instruction. Here the program's other threads still
         // run, and what they know of a connection may have been freed: they hear nothing of what follows.
         lifetime::end_by_this_thread();
+        // A signal's handler may have called exit(3) in the middle of a poll, which holds the engine.
+        // SAFETY: the handler does not return, and what turns the engine does not wait.
+        if process.context.is_turned_here() && !unsafe { suspended::finish() } {
+            tracing::warn!("a signal's handler ends the process: the peers may not have everything");
+            return;
+        }
         let closed = std::panic::catch_unwind(|| process.context.clone().close());
         if !matches!(closed, Ok(Ok(()))) {
             tracing::warn!("the context did not close in order");

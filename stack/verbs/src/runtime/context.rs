@@ -167,6 +167,13 @@ impl Context {
         self.shared.turn()
     }
 
+    /// Whether the calling thread is in the middle of turning an engine: it is a signal's handler that interrupted a
+    /// poll or a post.
+    #[doc(hidden)]
+    pub fn is_turned_here(&self) -> bool {
+        self.shared.engines.iter().any(|engine| engine.helm().is_held_here())
+    }
+
     /// The configuration that the context was opened with: its limits, address and options.
     pub fn config(&self) -> &Config {
         &self.shared.config
