@@ -3,7 +3,7 @@
 use crate::errno::{EAGAIN, Errno, minus_one, set_errno};
 use crate::lifetime;
 use crate::locks::{Held, Rank};
-use libc::c_int;
+use libc::{c_int, c_void};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno as Os, ReadWriteFlags};
 use std::io::IoSliceMut;
@@ -34,6 +34,13 @@ impl EventCounter {
         for _ in 0..events {
             let _ = self.take();
         }
+    }
+
+    /// Takes one event, as read(2) does: waits, unless the program has set O_NONBLOCK (EAGAIN). The kernel goes on
+    /// behind a signal's handler with SA_RESTART; behind another one this is EINTR.
+    pub(crate) fn wait(&self) -> Result<(), Errno> {
+        rustix::io::read(&self.0, &mut [0; 8])?;
+        Ok(())
     }
 
     /// Takes one event; never waits. False if there is none.
@@ -119,19 +126,25 @@ pub(crate) fn unless_ending<T>(take: impl FnOnce() -> Result<Option<T>, Errno>) 
 /// What an attempt to fetch an event has come to.
 pub(crate) enum Attempt {
     Fetched,
-    /// There is none. The descriptor becomes readable when there is.
+    /// There is none. This is the descriptor of an [`EventCounter`], which counts the next one.
     Nothing(RawFd),
+    /// The same, of a descriptor that can be polled and not read.
+    NothingIn(RawFd),
     /// There will never be one.
     Never,
 }
 
 unsafe extern "C-unwind" {
-    /// poll(2), a cancellation point: it does not return if the thread is cancelled.
+    // Cancellation points: they do not return if the thread is cancelled.
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
+    fn read(fd: c_int, to: *mut c_void, room: libc::size_t) -> libc::ssize_t;
 }
 
 /// The body of an export that fetches an event. It waits for one unless the program has set O_NONBLOCK; then errno is
-/// EAGAIN.
+/// EAGAIN. `attempt` is told whether this call has taken an event from the counter of the descriptor already.
+///
+/// It waits by read(2), which the kernel restarts behind a signal's handler with SA_RESTART. Behind another handler
+/// the call ends with EINTR. poll(2) would end behind both.
 ///
 /// As with the kernel's drivers, waiting is a cancellation point: programs end threads that wait here by
 /// pthread_cancel(3). That unwinds this frame and the export's. So the export is `C-unwind`, neither has destructors,
@@ -140,14 +153,17 @@ unsafe extern "C-unwind" {
 /// It does not return while another thread ends the process (with O_NONBLOCK it finds nothing), and if there will never
 /// be an event.
 #[inline(always)]
-pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_int {
+pub(crate) fn fetch(mut attempt: impl FnMut(bool) -> Result<Attempt, Errno>) -> c_int {
+    let mut is_counted = false;
     loop {
         let mut fd = -1;
+        let mut is_readable = true;
         let mut is_never = false;
         let result = minus_one(|| {
-            match attempt()? {
+            match attempt(is_counted)? {
                 Attempt::Fetched => {}
                 Attempt::Nothing(empty) => fd = empty,
+                Attempt::NothingIn(empty) => (fd, is_readable) = (empty, false),
                 Attempt::Never => is_never = true,
             }
             Ok(0)
@@ -165,13 +181,18 @@ pub(crate) fn fetch(mut attempt: impl FnMut() -> Result<Attempt, Errno>) -> c_in
         if !is_empty {
             return result;
         }
-        // SAFETY: a structure on the stack.
-        unsafe {
-            let mut waiting = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            // EINTR is the program's to see.
-            if poll(&raw mut waiting, 1, -1) < 0 {
-                return -1;
+        let mut count = [0u8; 8];
+        let mut waiting = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: structures on the stack.
+        let waited = unsafe {
+            match is_readable {
+                true => read(fd, count.as_mut_ptr().cast(), count.len()),
+                false => poll(&raw mut waiting, 1, -1) as libc::ssize_t,
             }
+        };
+        if waited < 0 {
+            return -1;
         }
+        is_counted = is_readable;
     }
 }

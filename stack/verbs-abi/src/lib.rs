@@ -27,6 +27,8 @@ pub mod measure;
 pub mod misuse;
 mod process;
 #[cfg(test)]
+mod restarting;
+#[cfg(test)]
 mod sections;
 mod suspended;
 mod taken;

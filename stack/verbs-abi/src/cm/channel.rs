@@ -6,10 +6,9 @@ use crate::event_fd::{EventCounter, Unacknowledged, unless_ending};
 use crate::handle::{Handle, object};
 use crate::locks::{Held, Lock, Locked, Rank};
 use libc::c_int;
-use rustix::event::{PollFd, PollFlags, poll};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Held for writing while a channel is destroyed, so that no thread takes an event out of it meanwhile.
@@ -161,9 +160,9 @@ impl Channel {
         }
     }
 
-    /// Takes an event, if there is one.
-    pub(crate) fn take(&self) -> Result<Option<*mut rdma_cm_event>, Errno> {
-        while self.counter.take()? {
+    /// Takes an event, if there is one; `is_counted`: the caller has taken it from the counter.
+    pub(crate) fn take(&self, mut is_counted: bool) -> Result<Option<*mut rdma_cm_event>, Errno> {
+        while std::mem::take(&mut is_counted) || self.counter.take()? {
             let mut waiting = self.waiting();
             if let Some(event) = waiting.pop_front() {
                 let public: *mut rdma_cm_event = std::ptr::with_exposed_provenance_mut(event);
@@ -178,15 +177,13 @@ impl Channel {
         Ok(None)
     }
 
-    /// Waits for an event of a channel that no program knows, and takes it.
+    /// Waits for an event of a synchronous identifier's channel, and takes it.
     pub(crate) fn next(&self) -> Result<*mut rdma_cm_event, Errno> {
         loop {
-            if let Some(event) = self.take()? {
+            self.counter.wait()?;
+            if let Some(event) = self.take(true)? {
                 return Ok(event);
             }
-            // SAFETY: open as long as the channel.
-            let fd = unsafe { BorrowedFd::borrow_raw(self.counter.raw()) };
-            poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], None)?;
         }
     }
 }
@@ -216,7 +213,7 @@ pub(crate) enum Answer {
 ///
 /// # Errors
 /// EINVAL: this is not a channel.
-pub(crate) fn ask(channel: *mut rdma_event_channel) -> Result<Answer, Errno> {
+pub(crate) fn ask(channel: *mut rdma_event_channel, is_counted: bool) -> Result<Answer, Errno> {
     let _held = Held::waiting(Rank::Channels);
     let _stays = DESTRUCTION.read().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's pointer, and nobody destroys it while the lock is held.
@@ -228,7 +225,7 @@ pub(crate) fn ask(channel: *mut rdma_event_channel) -> Result<Answer, Errno> {
     // SAFETY: a call about a number.
     let waits = unsafe { libc::fcntl(handle.fd(), libc::F_GETFL) } & libc::O_NONBLOCK == 0;
     ASKED.set(if waits { channel.addr() } else { 0 });
-    Ok(unless_ending(|| handle.take())?.map_or(Answer::Nothing(handle.fd()), Answer::Event))
+    Ok(unless_ending(|| handle.take(is_counted))?.map_or(Answer::Nothing(handle.fd()), Answer::Event))
 }
 
 /// Frees a channel.

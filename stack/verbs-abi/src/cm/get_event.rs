@@ -9,10 +9,10 @@ use libc::c_int;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
-    fetch(|| {
+    fetch(|is_counted| {
         // SAFETY: the caller's pointer.
         let out = unsafe { out.as_mut().ok_or(EINVAL)? };
-        let event = match ask(channel)? {
+        let event = match ask(channel, is_counted)? {
             Answer::Event(event) => event,
             Answer::Nothing(fd) => return Ok(Attempt::Nothing(fd)),
             Answer::Destroyed => return Ok(Attempt::Never),

@@ -3,7 +3,7 @@
 
 // Addresses, ports, and channels with events.
 mod address;
-mod channel;
+pub(crate) mod channel;
 mod lookup;
 mod port;
 

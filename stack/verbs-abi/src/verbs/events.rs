@@ -37,9 +37,10 @@ impl EventQueue {
         self.counter.raise();
     }
 
-    /// Takes the next event, if there is one. `fetched` counts it while destroyers of its object cannot see it gone.
-    pub(crate) fn take(&self, fetched: impl FnOnce(Event)) -> Result<Option<Event>, Errno> {
-        while self.counter.take()? {
+    /// Takes the next event, if there is one; `is_counted`: the caller has taken it from the counter. `fetched` counts
+    /// it while destroyers of its object cannot see it gone.
+    pub(crate) fn take(&self, mut is_counted: bool, fetched: impl FnOnce(Event)) -> Result<Option<Event>, Errno> {
+        while std::mem::take(&mut is_counted) || self.counter.take()? {
             let mut waiting = self.waiting.lock();
             // An event of an object that was destroyed before it was fetched has gone.
             if let Some(event) = waiting.pop_front() {
@@ -82,7 +83,7 @@ mod tests {
         }
         queue.forget(8);
         assert!(is_readable());
-        assert_eq!(queue.take(|_| ()), Ok(Some(Event { kind: IBV_EVENT_PORT_ERR, element: 0 })));
+        assert_eq!(queue.take(false, |_| ()), Ok(Some(Event { kind: IBV_EVENT_PORT_ERR, element: 0 })));
         assert!(!is_readable());
     }
 
@@ -92,6 +93,6 @@ mod tests {
         let unreadable = std::fs::File::options().write(true).open("/dev/null").unwrap();
         let queue =
             EventQueue { waiting: Lock::new(Rank::Events, VecDeque::new()), counter: EventCounter::from(unreadable) };
-        assert_eq!(queue.take(|_| ()), Err(Errno(libc::EBADF)));
+        assert_eq!(queue.take(false, |_| ()), Err(Errno(libc::EBADF)));
     }
 }

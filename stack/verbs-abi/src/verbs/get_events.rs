@@ -37,7 +37,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    fetch(|| {
+    fetch(|_| {
         // SAFETY: the caller's pointers.
         unsafe {
             let channel = Handle::<Channel>::get(channel)?;
@@ -45,7 +45,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
                 return Err(EINVAL);
             }
             let Some(queue) = unless_ending(|| take(channel))? else {
-                return Ok(Attempt::Nothing(channel.fd()));
+                return Ok(Attempt::NothingIn(channel.fd()));
             };
             *cq = queue;
             *cq_context = (*queue).cq_context;
@@ -99,14 +99,14 @@ fn count(event: Event) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
-    fetch(|| {
+    fetch(|is_counted| {
         // SAFETY: the caller's pointers.
         unsafe {
             let open = context::get(context)?;
             if out.is_null() {
                 return Err(EINVAL);
             }
-            let Some(event) = unless_ending(|| open.events.take(count))? else {
+            let Some(event) = unless_ending(|| open.events.take(is_counted, count))? else {
                 return Ok(Attempt::Nothing(open.events.fd()));
             };
             let mut answer = ibv_async_event { event_type: event.kind, ..ibv_async_event::default() };
