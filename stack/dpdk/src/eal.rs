@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::{error_text, last_error};
 pub use crate::pool::UnusedPool;
-use crate::{Error, gate, log, maintenance, pool, signal};
+use crate::{Error, gate, locked, log, maintenance, pool, signal};
 
 /// How DPDK is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -377,6 +377,9 @@ fn start_here(words: &[String], verbose: bool) -> Result<Result<(), String>, Str
 }
 
 fn explain(config: &EalConfig, reason: String) -> Error {
+    if let Some(limit) = locked::explanation() {
+        return Error::Initialisation { reason: format!("{reason}: {limit}") };
+    }
     if reason.contains("Permission denied") || reason.contains("not permitted") {
         return Error::Permission {
             what: format!("DPDK to start ({reason})"),

@@ -18,6 +18,7 @@ pub mod device;
 pub mod eal;
 mod error;
 mod gate;
+mod locked;
 mod log;
 mod maintenance;
 mod mbuf;

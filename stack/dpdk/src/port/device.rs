@@ -11,6 +11,7 @@ use dpdk_sys as sys;
 use super::description::PortOptions;
 use crate::alarm::Watch;
 use crate::gate;
+use crate::locked;
 use crate::log::{Mark, error_text, last_error};
 use crate::plan::Plan;
 use crate::{Error, ring, signal};
@@ -104,7 +105,11 @@ pub(super) fn unplug(plan: &Plan) {
 /// A call's failure: the device, the call, the result and DPDK's log.
 pub(super) fn failed(plan: &Plan, call: &'static str, result: c_int, mark: &Mark) -> Error {
     let number = if result < -1 { result } else { last_error() };
-    let reason = mark.reason(&error_text(number));
+    let text = if number == 0 { "the driver gives no reason".to_owned() } else { error_text(number) };
+    let reason = mark.reason(&text);
+    if let Some(limit) = locked::explanation() {
+        return Error::Device { device: plan.name.clone(), call, reason: format!("{reason}: {limit}") };
+    }
     let denied = [libc::EPERM, libc::EACCES].contains(&number.abs())
         || ["not permitted", "Permission denied"].iter().any(|text| reason.contains(text));
     if denied {
