@@ -179,7 +179,8 @@ pub struct NetworkFlags {
     #[arg(long, global = true)]
     pub hugepages: bool,
 
-    /// Write all frames to a capture file
+    /// Write all frames to a capture file; %p in its name is this process's number. If another process writes to
+    /// FILE.pcapng, this one writes to FILE-PID.pcapng
     #[arg(long, value_name = "FILE", global = true)]
     pub pcap: Option<PathBuf>,
 

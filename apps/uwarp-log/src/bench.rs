@@ -557,12 +557,12 @@ fn request(end: &End, size: usize, slot: u64) -> anyhow::Result<()> {
 /// How often the direction of data turned to the client, in a capture.
 fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
     let file = File::open(path).context("the capture cannot be opened")?;
-    let mut reader = pcap_file::pcap::PcapReader::new(file).context("the capture cannot be read")?;
+    let mut reader = pcap_file::pcapng::PcapNgReader::new(file).context("the capture cannot be read")?;
     let (mut trips, mut away) = (0, false);
     // The end of the data sent in each direction: a retransmission is not a turn.
     let mut ends: [Option<u32>; 2] = [None; 2];
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.context("the capture cannot be read")?;
+    while let Some(block) = reader.next_block() {
+        let Some(packet) = block.context("the capture cannot be read")?.into_enhanced_packet() else { continue };
         let Some((from, sequence, payload)) = data(&packet.data) else { continue };
         let leaves = from == own;
         // Segment lengths are far below the range of u32.

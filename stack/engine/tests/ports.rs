@@ -270,14 +270,7 @@ fn a_capture_has_every_frame_of_both_directions() {
     let wanted = frames(&world) - before;
     world.hosts[0].command(Command::StopCapture);
     world.run(Duration::from_micros(10));
-    let file = std::fs::File::open(&path).expect("the capture");
-    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
-    let mut found = 0;
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.expect("a whole packet");
-        assert_eq!(packet.data.len(), packet.orig_len as usize);
-        found += 1;
-    }
+    let found = uwarp_testkit::capture::frames(&path).len() as u64;
     assert!(found >= wanted && wanted > 30, "{found} of {wanted}");
     let (reply, opened) = unbounded();
     world.hosts[0].command(Command::StartCapture { path: directory.join("no/such/folder"), reply });

@@ -48,6 +48,6 @@ fn commented_defaults_are_the_defaults() {
             setting.unwrap_or(line).to_owned() + "\n"
         })
         .collect();
-    uncommented = uncommented.replace("ring-size = 1024\n", "").replace("pcap = \"/tmp/uwarp-server.pcap\"\n", "");
+    uncommented = uncommented.replace("ring-size = 1024\n", "").replace("pcap = \"/tmp/uwarp-server.pcapng\"\n", "");
     assert_eq!(Config::from_toml_str(&uncommented).unwrap(), plain);
 }

@@ -89,16 +89,12 @@ struct Fresh {
 
 /// The client's segments in a capture: those with new octets behind MPA's Request, and the number of retransmissions.
 fn segments(path: &std::path::Path) -> (Vec<Fresh>, usize) {
-    let file = std::fs::File::open(path).expect("the capture");
-    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
     let (mut fresh, mut repeated) = (Vec::new(), 0);
     let mut next = None;
     let mut start = None;
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.expect("a whole packet");
-        let frame = &packet.data[..];
+    for frame in uwarp_testkit::capture::frames(path) {
         let Ok(Frame::Tcp(TcpFrame { header, payload_offset, payload_len, ip_offset, .. })) =
-            classify(frame, frame.len())
+            classify(&frame, frame.len())
         else {
             continue;
         };

@@ -172,11 +172,8 @@ fn messages_leave_in_the_order_of_posting() {
 
 /// The octets behind the first segment of data (MPA's Request) that were sent to [`PORT`] of a network without loss.
 fn sent_behind_the_request(path: &Path) -> Vec<u8> {
-    let file = std::fs::File::open(path).expect("the capture");
-    let mut reader = pcap_file::pcap::PcapReader::new(file).expect("a pcap file");
     let mut sent = Vec::new();
-    while let Some(packet) = reader.next_packet() {
-        let frame = packet.expect("a whole packet").data;
+    for frame in uwarp_testkit::capture::frames(path) {
         if let Ok(Frame::Tcp(TcpFrame { header, payload_offset, payload_len, .. })) = classify(&frame, frame.len())
             && header.destination_port == PORT
         {

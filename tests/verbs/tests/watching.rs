@@ -1,8 +1,10 @@
 //! Seeing what an unmodified program does, and making its network worse.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use uwarp::StatsSnapshot;
 use uwarp::stats::EngineStats;
 use uwarp_verbs_tests::{ADDRESS, Host, Running};
@@ -24,6 +26,26 @@ fn watch(program: &Running, is_enough: impl Fn(&StatsSnapshot) -> bool) -> Stats
     }
 }
 
+/// How many frames of a capture a filter passes. The capture is whole.
+#[track_caller]
+fn count_frames(capture: &Path, filter: &str) -> usize {
+    dissect(capture, filter).unwrap_or_else(|errors| panic!("{}: {errors}", capture.display()))
+}
+
+/// How many frames of a capture a filter passes, or why it is not whole.
+fn dissect(capture: &Path, filter: &str) -> Result<usize, String> {
+    let output = Command::new("tshark")
+        .arg("-r")
+        .arg(capture)
+        .args(["-o", "tcp.try_heuristic_first:TRUE", "-Y", filter])
+        .output()
+        .expect("tshark is installed");
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.trim().is_empty()).count())
+}
+
 #[test]
 fn uwarp_pcap_captures_what_a_program_sends_and_receives() {
     let host = Host::new("pcap");
@@ -32,12 +54,7 @@ fn uwarp_pcap_captures_what_a_program_sends_and_receives() {
     let server = host.serve(&["rping", "-s", "-C", "5"]);
     host.start_with(&[("UWARP_PCAP", file)], &["rping", "-c", "-a", ADDRESS, "-C", "5"]).wait().succeeded();
     server.wait().succeeded();
-    let count = |filter: &str| {
-        let arguments = ["-r", file, "-o", "tcp.try_heuristic_first:TRUE", "-Y", filter];
-        let output = Command::new("tshark").args(arguments).output().expect("tshark is installed");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.trim().is_empty()).count()
-    };
+    let count = |filter: &str| count_frames(Path::new(file), filter);
     assert_eq!((count("iwarp_mpa.req"), count("iwarp_mpa.rep")), (1, 1));
     // A ping is a Read and a Write of the server's; Sends say where and when. One more Write says that the client is
     // ready, and up to five follow while the server is silent.
@@ -48,6 +65,48 @@ fn uwarp_pcap_captures_what_a_program_sends_and_receives() {
         assert!((1..=expected).contains(&found), "{name}: {found}");
     }
     assert!(count("iwarp_mpa.crc_check == 0 || iwarp_mpa.bad_length") == 0);
+}
+
+#[test]
+fn a_capture_is_whole_when_a_signal_ends_the_program() {
+    let host = Host::new("pcap-signal");
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let file = host.directory().join(format!("{signal:?}.pcapng"));
+        let words = ["rping", "-s", "-P"];
+        let server = host.start_with(&[("UWARP_PCAP", file.to_str().expect("a path"))], &words);
+        let server = host.await_listener(server, &words);
+        host.run(&["rping", "-c", "-a", ADDRESS, "-C", "3"]).succeeded();
+        // The frames come to the file while the program is idle.
+        let start = Instant::now();
+        while !dissect(&file, "tcp.flags.fin == 1").is_ok_and(|ends| ends >= 2) {
+            assert!(start.elapsed() < Duration::from_secs(40), "the end of the connection is not in the capture");
+        }
+        kill_process(Pid::from_raw(server.id() as i32).expect("a process"), signal).expect("it runs");
+        server.wait();
+        assert!(count_frames(&file, "tcp") > 10);
+        host.await_free_ports();
+    }
+}
+
+#[test]
+fn each_program_has_a_capture_of_its_own() {
+    let host = Host::new("pcap-programs");
+    let folder = host.directory().join("captures");
+    std::fs::create_dir(&folder).expect("a folder");
+    for (name, captures) in [("same.pcapng", 2), ("%p.pcapng", 4)] {
+        let file = folder.join(name);
+        let variables = [("UWARP_PCAP", file.to_str().expect("a path"))];
+        let words = ["rping", "-s", "-C", "100"];
+        let server = host.await_listener(host.start_with(&variables, &words), &words);
+        host.start_with(&variables, &["rping", "-c", "-a", ADDRESS, "-C", "100"]).wait().succeeded();
+        server.wait().succeeded();
+        let files: Vec<PathBuf> =
+            std::fs::read_dir(&folder).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
+        assert_eq!(files.len(), captures, "{files:?}");
+        for file in &files {
+            assert!(count_frames(file, "tcp") > 10, "{}", file.display());
+        }
+    }
 }
 
 #[test]

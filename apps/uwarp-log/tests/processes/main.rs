@@ -369,15 +369,23 @@ fn a_follower_whose_output_stands_still_keeps_nobody_waiting() {
     assert_eq!(counts, [2000 - fours.len(), 10_000 - 1 - fives.len()], "{complaints}");
 }
 
+/// The frames in a capture.
+fn frames(capture: &Path) -> Vec<Vec<u8>> {
+    let mut reader = pcap_file::pcapng::PcapNgReader::new(std::fs::File::open(capture).unwrap()).unwrap();
+    let mut frames = Vec::new();
+    while let Some(block) = reader.next_block() {
+        frames.extend(block.unwrap().into_enhanced_packet().map(|packet| packet.data.into_owned()));
+    }
+    frames
+}
+
 /// Opcodes of the messages in each TCP segment with the writer's data (RFC 5040 §4.1), in order, without
 /// retransmissions.
 fn segments_of_the_writer(capture: &Path) -> Vec<Vec<u8>> {
-    let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(capture).unwrap()).unwrap();
     let (mut segments, mut next) = (Vec::new(), None);
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.unwrap();
+    for packet in frames(capture) {
         // Ethernet; IPv4 without options, of the writer; TCP.
-        let Some(ip) = packet.data.get(14..).filter(|ip| ip[0] == 0x45 && ip[9] == 6) else { continue };
+        let Some(ip) = packet.get(14..).filter(|ip| ip[0] == 0x45 && ip[9] == 6) else { continue };
         let length = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
         let (tcp, own) = (&ip[20..length], ip[12..16] == CLIENT_ADDRESS.octets());
         let (sequence, data) =
@@ -414,12 +422,10 @@ fn records_over_many_segments_are_appended_without_a_break() {
     succeeds(&output);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert!(places.read(0).into_values().eq(lines));
-    let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(capture).unwrap()).unwrap();
     let mut opened = std::collections::BTreeSet::new();
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.unwrap();
+    for packet in frames(&capture) {
         // As above: the writer's SYNs, by its port.
-        let Some(ip) = packet.data.get(14..).filter(|ip| ip[0] == 0x45 && ip[9] == 6) else { continue };
+        let Some(ip) = packet.get(14..).filter(|ip| ip[0] == 0x45 && ip[9] == 6) else { continue };
         if ip[12..16] == CLIENT_ADDRESS.octets() && ip[33] & 0x12 == 2 {
             opened.insert([ip[20], ip[21]]);
         }

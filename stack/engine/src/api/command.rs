@@ -179,14 +179,15 @@ pub enum Command {
         /// Rates and seed; `None` ends the faults.
         faults: Option<FaultRates>,
     },
-    /// Starts to write every frame to a pcap file.
+    /// Starts to write every frame to a file in the pcapng format, at the latest 100 ms after it was sent or received.
     StartCapture {
-        /// The file, replaced if there.
+        /// The file, replaced if there. `%p` in its name is the number of the process. If another capture is written to
+        /// the file, the number goes behind the name: `NAME-PID.EXTENSION`.
         path: PathBuf,
         /// Receives whether the file could be opened.
         reply: Sender<Result<(), ControlError>>,
     },
-    /// Ends the capture and flushes the file.
+    /// Ends the capture and completes the file.
     StopCapture,
     /// Refuses new work and lets connections close in order for at most `linger`, then resets those whose peers have
     /// not acknowledged data and FIN.

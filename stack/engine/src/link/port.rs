@@ -185,7 +185,7 @@ pub trait Port {
     fn set_now(&mut self, now: uwarp_tcp::Instant) {
         let _ = now;
     }
-    /// When the port will next have a frame to receive, if it knows (virtual time only).
+    /// When the port next has something to do in [`Port::rx_burst`] without having announced it, if it knows.
     fn next_arrival(&self) -> Option<uwarp_tcp::Instant> {
         None
     }

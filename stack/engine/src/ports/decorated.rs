@@ -294,6 +294,7 @@ impl<P: Port> Decorated<P> {
             for frame in &batch[before..] {
                 capture.write(frame.segments(), self.now);
             }
+            capture.flush_if_due(self.now);
         }
         if extras.faults.as_ref().is_some_and(|faults| faults.over && !faults.is_waited_for()) {
             extras.faults = None;
@@ -405,7 +406,8 @@ impl<P: Port> Port for Decorated<P> {
             let held = fronts.into_iter().flatten().map(|(_, _, until)| *until);
             held.chain(faults.is_waited_for().then_some(self.now)).min()
         });
-        [held, self.port.next_arrival()].into_iter().flatten().min()
+        let written = self.extras.as_ref().and_then(|extras| extras.capture.as_ref()?.due);
+        [held, written, self.port.next_arrival()].into_iter().flatten().min()
     }
 
     fn set_faults(&mut self, rates: Option<FaultRates>) {
@@ -426,13 +428,15 @@ impl<P: Port> Port for Decorated<P> {
 
     fn start_capture(&mut self, path: &Path) -> Result<(), ControlError> {
         let failed = |cause| ControlError::File { path: path.to_owned(), cause };
+        // Its file may be the same.
+        self.stop_capture();
         let capture = Capture::open(path, self.now).map_err(failed)?;
         self.extras().capture = Some(capture);
         Ok(())
     }
 
     fn stop_capture(&mut self) {
-        // Dropping the writer flushes it.
+        // Dropping it writes what is left.
         self.extras().capture = None;
         self.drop_empty_extras();
     }

@@ -80,7 +80,8 @@ pub struct Config {
     /// virtio-user.
     #[serde(default = "default_wait", with = "units::duration")]
     pub wait_for_peer: Duration,
-    /// File for a capture of all frames, for tshark or Wireshark.
+    /// File for a capture of all frames in the pcapng format, for tshark or Wireshark; see
+    /// [`Context::start_capture`](crate::Context::start_capture).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcap: Option<PathBuf>,
     /// The DPDK device. `None`, which is possible only in code, is a context that can reach only itself.
