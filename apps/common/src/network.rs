@@ -438,7 +438,9 @@ impl NetworkFlags {
             }
         };
         let named = self.socket.clone().or_else(|| config.switch.clone().filter(|path| !path.as_os_str().is_empty()));
-        let found = named.or_else(|| std::env::var_os(uwarp::switch::SWITCH_VARIABLE).map(PathBuf::from));
+        let found = named.or_else(|| {
+            std::env::var_os(uwarp::switch::SWITCH_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+        });
         let socket = found
             .or_else(uwarp::switch::find)
             .ok_or_else(|| usage("there is no switch: start uwarp-switch serve, or name its --socket"))?;

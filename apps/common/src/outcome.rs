@@ -3,6 +3,7 @@
 
 use crate::output::{complain, printable_lines};
 use clap::Parser;
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use std::io::IsTerminal as _;
 use std::process::{ExitCode, ExitStatus};
@@ -57,7 +58,8 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
         complain(format_args!("{name}: cannot ask for this process to end with its pair: {error}"));
         return ExitCode::FAILURE;
     }
-    let arguments = match Arguments::try_parse() {
+    let matches = without_empty_variables(Arguments::command()).try_get_matches();
+    let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => {
             complain(format_args!("{name}: {} (try '{name} --help')", sentence(&error)));
@@ -82,6 +84,14 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
             ExitCode::from(status)
         }
     }
+}
+
+/// An empty variable of the environment is as none.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let has_empty = |arg: &clap::Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|arg| if has_empty(&arg) { arg.env(Resettable::Reset) } else { arg })
+        .mut_subcommands(without_empty_variables)
 }
 
 /// Whether the user's input is invalid, including errors that only the stack or a device's driver could find.
@@ -117,9 +127,11 @@ fn sentence(error: &clap::Error) -> String {
 /// `UWARP_LOG=debug` (or a filter such as `uwarp_engine=trace`) logs more. Colours are used on a terminal only, and not
 /// if `NO_COLOR` is set.
 fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("UWARP_LOG")
+    let wanted = std::env::var("UWARP_LOG").ok().filter(|wanted| !wanted.is_empty());
+    let filter = wanted
+        .and_then(|wanted| tracing_subscriber::EnvFilter::try_new(wanted).ok())
         // The errors of calls quote DPDK's failures. Its other errors, such as a peer that leaves, are normal here.
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,uwarp_nfs=info,dpdk=off"));
+        .unwrap_or_else(|| tracing_subscriber::EnvFilter::new("warn,uwarp_nfs=info,dpdk=off"));
     // A second call in one process (tests) keeps the first subscriber.
     let has_colors =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -136,6 +148,7 @@ fn start_logging() {
 mod tests {
     use super::*;
     use anyhow::Context as _;
+    use clap::{CommandFactory as _, FromArgMatches as _};
     use uwarp::Config;
     use uwarp::config::DeviceConfig;
     use uwarp_dpdk::MemifRole;
@@ -163,6 +176,47 @@ mod tests {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains(" WARN uwarp_app::outcome::tests: a line"), "{said}");
         assert!(!said.contains('\x1b'), "{said}");
+    }
+
+    /// Runs in a process of its own, with these variables.
+    #[test]
+    fn an_empty_variable_is_as_none() {
+        #[derive(Parser)]
+        struct Arguments {
+            #[arg(long, env = "UWARP_NUMBER_IN_THIS_TEST", default_value = "7", global = true)]
+            number: u32,
+            #[command(subcommand)]
+            command: Option<Subcommands>,
+        }
+        #[derive(clap::Subcommand)]
+        enum Subcommands {
+            Run {
+                #[arg(long, env = "UWARP_SHARE_IN_THIS_TEST")]
+                share: Option<u8>,
+            },
+        }
+        const CHILD: &str = "UWARP_PARSES_IN_THIS_TEST";
+        if std::env::var_os(CHILD).is_some() {
+            let parse = |words: &[&str]| {
+                let words = [&["name"], words].concat();
+                let matches = without_empty_variables(Arguments::command()).try_get_matches_from(words).unwrap();
+                Arguments::from_arg_matches(&matches).unwrap()
+            };
+            assert_eq!(parse(&[]).number, 7);
+            let arguments = parse(&["run"]);
+            assert!(matches!(arguments.command, Some(Subcommands::Run { share: None })) && arguments.number == 7);
+            start_logging();
+            tracing::warn!("a line");
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "outcome::tests::an_empty_variable_is_as_none", "--nocapture"])
+            .envs(["UWARP_NUMBER_IN_THIS_TEST", "UWARP_SHARE_IN_THIS_TEST", "UWARP_LOG"].map(|name| (name, "")))
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("a line"), "{said}");
     }
 
     /// Runs in a process of its own, whose standard error is a pipe without a reader.

@@ -4,6 +4,7 @@ use crate::errno::{ENODEV, Errno};
 use crate::lifetime;
 use crate::suspended;
 use crate::taken::TakenCounters;
+use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -110,9 +111,14 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
     Ok(())
 }
 
+/// A variable of the environment. An empty one is as none.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
 /// Messages go to standard error if UWARP_LOG asks for them, in the syntax of `tracing_subscriber`'s filter.
 fn log() {
-    if let Ok(filter) = std::env::var("UWARP_LOG") {
+    if let Some(filter) = variable("UWARP_LOG").and_then(|filter| filter.into_string().ok()) {
         // The program may be one of ours, which has set its own up.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
@@ -139,10 +145,10 @@ fn configure() -> Result<Config, String> {
     if config.engine.count != 1 {
         return Err(format!("engine.count is {}: choose 1", config.engine.count));
     }
-    if let Some(path) = std::env::var_os("UWARP_PCAP") {
+    if let Some(path) = variable("UWARP_PCAP") {
         config.pcap = Some(path.into());
     }
-    if let Ok(text) = std::env::var("UWARP_FAULTS") {
+    if let Some(text) = variable("UWARP_FAULTS").and_then(|text| text.into_string().ok()) {
         let faults = config.faults.get_or_insert_with(FaultOptions::default);
         parse_faults(&text, faults).map_err(|reason| format!("UWARP_FAULTS is \"{text}\": {reason}"))?;
     }

@@ -137,7 +137,7 @@ struct Place(tempfile::TempDir);
 impl Place {
     fn new() -> Self {
         // The runner's folder is in memory, if possible, because every change is synced.
-        let folder = match std::env::var_os("UWARP_FUZZ_PLACES") {
+        let folder = match std::env::var_os("UWARP_FUZZ_PLACES").filter(|value| !value.is_empty()) {
             Some(places) => tempfile::tempdir_in(places),
             None => tempfile::tempdir(),
         };

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn inputs(target: &str) -> Vec<PathBuf> {
-    if let Some(file) = std::env::var_os("UWARP_FUZZ_INPUT") {
+    if let Some(file) = std::env::var_os("UWARP_FUZZ_INPUT").filter(|value| !value.is_empty()) {
         return vec![file.into()];
     }
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);

@@ -13,7 +13,7 @@ pub fn tool(name: &str) -> PathBuf {
     let path = folder.join(name);
     // If the whole workspace was just built, as in scripts/test, the tools are up to date. Building them alone, with
     // fewer features of their crates, would rebuild all their dependencies.
-    if std::env::var_os("UWARP_BUILT").is_none() && !is_fresh(&path) {
+    if std::env::var_os("UWARP_BUILT").is_none_or(|value| value.is_empty()) && !is_fresh(&path) {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let release = folder.ends_with("release").then_some("--release");
         let status = Command::new(cargo).args(["build", "--quiet", "-p", name]).args(release).status();

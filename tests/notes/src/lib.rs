@@ -50,7 +50,7 @@ fn note(kind: &str, text: &str) {
     let thread = std::thread::current();
     let line = format!("{kind} {}: {}\n", thread.name().unwrap_or("a thread"), text.replace('\n', " "));
     eprint!("{line}");
-    let Some(path) = std::env::var_os("UWARP_NOTES") else { return };
+    let Some(path) = std::env::var_os("UWARP_NOTES").filter(|value| !value.is_empty()) else { return };
     // One write, so that notes of concurrent tests do not mix.
     let written = File::options().append(true).open(&path).and_then(|mut file| file.write_all(line.as_bytes()));
     if let Err(error) = written {

@@ -60,7 +60,7 @@ fn tools() -> Vec<PathBuf> {
         .map(|app| folder.join(app.file_name().expect("a name")))
         .collect();
     // Where the whole workspace was just built, as scripts/test does, they are there and of it.
-    if std::env::var_os("UWARP_BUILT").is_none() {
+    if std::env::var_os("UWARP_BUILT").is_none_or(|value| value.is_empty()) {
         let release = folder.ends_with("release").then_some("--release");
         let status = cargo().args(["build", "--quiet", "--workspace", "--bins"]).args(release).status();
         assert!(status.expect("cargo runs").success(), "the tools build");

@@ -110,6 +110,15 @@ fn each_program_has_a_capture_of_its_own() {
 }
 
 #[test]
+fn an_empty_variable_is_as_none() {
+    let host = Host::new("empty-variables");
+    let server = host.serve(&["rping", "-s", "-C", "5"]);
+    let empty = [("UWARP_PCAP", ""), ("UWARP_FAULTS", ""), ("UWARP_LOG", ""), ("UWARP_CONFIG", "")];
+    host.start_with(&empty, &["rping", "-c", "-a", ADDRESS, "-C", "5"]).wait().succeeded();
+    server.wait().succeeded();
+}
+
+#[test]
 fn uwarp_faults_loses_frames_and_the_program_does_not_notice() {
     let host = Host::new("faults");
     let server = host.serve(&["rping", "-s", "-V", "-S", "4096", "-C", "1000"]);

@@ -32,7 +32,10 @@ pub fn exchange_for_ever(task: &Task) {
 }
 
 fn duration() -> Duration {
-    let seconds = std::env::var("UWARP_SECONDS").map(|text| text.parse().expect("UWARP_SECONDS is a number"));
+    let seconds = std::env::var("UWARP_SECONDS")
+        .ok()
+        .filter(|value| !value.is_empty())
+        .map(|text| text.parse().expect("UWARP_SECONDS is a number"));
     let usual = if uwarp_vdev_tests::is_long() { 3600 } else { 5 };
     Duration::from_secs(seconds.unwrap_or(usual))
 }

@@ -266,7 +266,9 @@ mod tests {
         eprintln!("UWARP_SEED={seed}");
         let mut random = fastrand::Rng::with_seed(seed);
         let mut made = Made::new();
-        for _ in 0..RUNS * if std::env::var_os("UWARP_LONG").is_some() { 50 } else { 1 } {
+        for _ in 0..RUNS
+            * if std::env::var_os("UWARP_LONG").is_some_and(|value| !value.is_empty() && value != "0") { 50 } else { 1 }
+        {
             let octets: Vec<u8> = (0..LENGTH).map(|_| random.u8(..)).collect();
             for (name, count) in run(&octets) {
                 *made.entry(name).or_default() += count;

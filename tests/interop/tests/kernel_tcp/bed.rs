@@ -114,7 +114,7 @@ impl Bed {
     /// The table of goodput.
     pub fn finish(&self) {
         println!("{}", self.table.text());
-        if let Some(path) = std::env::var_os("UWARP_FIGURES") {
+        if let Some(path) = std::env::var_os("UWARP_FIGURES").filter(|value| !value.is_empty()) {
             let file = Path::new(&path).join(format!("kernel-tcp-{}.txt", self.name.replace(' ', "-").to_lowercase()));
             std::fs::write(file, self.table.text()).expect("the figures are written");
         }
