@@ -1,5 +1,7 @@
 //! What happens when a timer of a connection expires.
 
+use core::time::Duration;
+
 use crate::KeepAlive;
 use crate::connection::Connection;
 use crate::event::Events;
@@ -227,6 +229,28 @@ impl Connection {
         self.pending.keep_alive = true;
         self.timers.keep_alive = now.after_nanos(nanos(keep_alive.interval));
         false
+    }
+
+    /// Changes [`Config::user_timeout`](crate::Config::user_timeout) and
+    /// [`Config::keep_alive`](crate::Config::keep_alive). The peer's silence so far does not count.
+    pub fn set_patience(&mut self, user_timeout: Option<Duration>, keep_alive: Option<KeepAlive>, now: Instant) {
+        (self.config.user_timeout, self.config.keep_alive) = (user_timeout, keep_alive);
+        self.liveness.waiting_since = now;
+        let waits = !self.sender.queue.segments().is_empty() || self.timers.persist != Instant::NEVER;
+        let user = user_timeout.filter(|_| waits);
+        self.timers.user = user.map_or(Instant::NEVER, |patience| now.after_nanos(nanos(patience)));
+        self.keep_alive_answered(now);
+    }
+
+    /// Lets the peer be silent for so long: no data stays unacknowledged for longer, and keep-alive goes on for as long
+    /// without an answer. Its probes come `interval` apart, unless that is less than before.
+    pub fn extend_patience(&mut self, patience: Duration, interval: Duration, now: Instant) {
+        let keep_alive = self.config.keep_alive.map(|usual| {
+            let interval = usual.interval.max(interval.min(patience));
+            let probes = nanos(patience).div_ceil(nanos(interval).max(1));
+            KeepAlive { interval, probes: u32::try_from(probes).unwrap_or(u32::MAX), ..usual }
+        });
+        self.set_patience(Some(patience), keep_alive, now);
     }
 
     /// The link went down, or came up again: probes the peer at once instead of at the next time-out. Data in flight is

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use channel::{Faults, Pair};
 use proptest::prelude::*;
-use uwarp_tcp::{Config, Congestion, Events, State};
+use uwarp_tcp::{Config, Congestion, Events, KeepAlive, State};
 
 fn config(congestion: Congestion, sack: bool, timestamps: bool, window: u32, mss: u16) -> Config {
     Config {
@@ -249,4 +249,54 @@ fn one_of_the_resets_behind_a_window_probe_ends_the_peers_connection() {
             assert!(right && pair.state(1) == State::Closed, "{opens:?}, swapped: {swapped}: {ends:?}");
         }
     }
+}
+
+/// A peer that falls silent: with data in flight, and without.
+#[test]
+fn patience_says_how_long_a_silent_peer_is_borne() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let keep_alive = KeepAlive { idle: 5 * SECOND, interval: SECOND, probes: 5 };
+    let settings = Config {
+        user_timeout: Some(15 * SECOND),
+        keep_alive: Some(keep_alive),
+        ..config(Congestion::Cubic, true, false, 1 << 20, 1460)
+    };
+    for octets in [0, 100] {
+        // How long the connection lasts, in seconds of silence.
+        let lasts = |change: &dyn Fn(&mut Pair)| {
+            let mut pair = Pair::new(&settings, &settings, Faults::delay(Duration::from_micros(100)));
+            pair.run_for(SECOND);
+            change(&mut pair);
+            pair.deafen(0);
+            if octets > 0 {
+                pair.push(0, octets);
+            }
+            (0..20_000).find(|_| {
+                pair.run_for(SECOND);
+                pair.state(0) == State::Closed
+            })
+        };
+        let patience = 7200 * SECOND;
+        let usual = lasts(&|_| {}).expect("it ends");
+        assert!((8..=16).contains(&usual), "{octets}: {usual}");
+        let extended = lasts(&|pair| pair.extend_patience(0, patience, 30 * SECOND)).expect("it ends");
+        assert!((7199..=7240).contains(&extended), "{octets}: {extended}");
+        let changed_back = lasts(&|pair| {
+            pair.extend_patience(0, patience, 30 * SECOND);
+            pair.set_patience(0, &settings);
+        });
+        assert!(changed_back.is_some_and(|back| (usual..=usual + 1).contains(&back)), "{octets}: {changed_back:?}");
+        let short = lasts(&|pair| pair.extend_patience(0, 2 * SECOND, 30 * SECOND)).expect("it ends");
+        assert!((1..=10).contains(&short), "{octets}: {short}");
+    }
+    // Probes go on, so a peer that comes back, or whose place is another's now, is noticed.
+    let mut pair = Pair::new(&settings, &settings, Faults::delay(Duration::from_micros(100)));
+    pair.run_for(SECOND);
+    pair.extend_patience(0, 7200 * SECOND, 30 * SECOND);
+    pair.run_for(10 * SECOND);
+    pair.deafen(0);
+    let before = pair.info(0).segments_sent;
+    pair.run_for(600 * SECOND);
+    let probes = pair.info(0).segments_sent - before;
+    assert!((18..=22).contains(&probes), "{probes}");
 }

@@ -134,6 +134,10 @@ fn log() {
 /// a connection that takes nothing while buffers are short.
 const RECEIVE_WAIT: Duration = Duration::from_secs(5);
 
+/// How long a peer on the same switch may be silent, unless the configuration says. RDMA hardware keeps the connections
+/// of a program that a debugger stops, and the switch reports the end of one.
+const SWITCH_TIMEOUT: Duration = Duration::from_secs(2 * 60 * 60);
+
 /// The configuration, from the environment.
 fn configure() -> Result<Config, String> {
     let mut config = Config::from_environment().map_err(|error| error.to_string())?;
@@ -154,6 +158,7 @@ fn configure() -> Result<Config, String> {
     }
     config.linger = config.linger.max(Duration::from_secs(1));
     config.limits.receive_wait.get_or_insert(RECEIVE_WAIT);
+    config.tcp.switch_timeout.get_or_insert(SWITCH_TIMEOUT);
     config.engine.poll_turns.get_or_insert(true);
     Ok(config)
 }

@@ -83,6 +83,11 @@ pub struct IwarpConfig {
     /// what the peer sends behind it is held, and the TCP window closes. Then the stream ends as it does at once with
     /// zero: RFC 5041 §7.2 makes a missing buffer an error, and iWARP has no message that asks the peer to try again.
     pub receive_wait: Duration,
+    /// How long a peer that has an own address, and is another program behind the same switch
+    /// ([`EngineConfig::loop_back`] is off), may be silent in full operation, in place of TCP's user time-out and
+    /// keep-alive. The switch reports the end of a program, so a silent one was only stopped. Keep-alive goes on, for
+    /// the case that the report is lost. `None`: as for other peers.
+    pub switch_timeout: Option<Duration>,
     /// Most octets of a sent ULPDU. Usually the segment size is the smaller limit.
     pub max_ulpdu: u16,
     /// Longest wait for the store of a durable region before a commit fails with a status of its own. It starts again
@@ -106,6 +111,7 @@ impl Default for IwarpConfig {
             nudge_after: Duration::ZERO,
             terminate_drain: Duration::from_secs(2),
             receive_wait: Duration::ZERO,
+            switch_timeout: None,
             max_ulpdu: 64_768,
             commit_timeout: Duration::from_secs(30),
             commit_share: 1 << 20,

@@ -12,20 +12,29 @@ use crate::connection::startup::read_limits;
 use crate::connection::{Connection, Connections, Opening};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::net::Net;
 use crate::rdma::Rdma;
 use crate::rdma::running::Limit;
 
 impl<B: Buffer> Connections<B> {
     /// Accepts a connection request with a queue pair.
-    pub(crate) fn accept(&mut self, rdma: &mut Rdma, iwarp: &IwarpConfig, now: Instant, parameters: AcceptParameters) {
+    pub(crate) fn accept(
+        &mut self,
+        net: &Net,
+        rdma: &mut Rdma,
+        iwarp: &IwarpConfig,
+        now: Instant,
+        parameters: AcceptParameters,
+    ) {
         let number = parameters.queue_pair;
-        if let Err(reason) = self.try_accept(rdma, iwarp, now, &parameters) {
+        if let Err(reason) = self.try_accept(net, rdma, iwarp, now, &parameters) {
             rdma.connect_failed(number, reason);
         }
     }
 
     fn try_accept(
         &mut self,
+        net: &Net,
         rdma: &mut Rdma,
         iwarp: &IwarpConfig,
         now: Instant,
@@ -39,6 +48,7 @@ impl<B: Buffer> Connections<B> {
         let (parameters, limit) = accepted?;
         connection.queue_pair = Some(*number);
         connection.begin_running(queue_pair, parameters, options.features, limit);
+        connection.be_patient(net, iwarp, now);
         queue_pair.bind(index);
         Ok(())
     }

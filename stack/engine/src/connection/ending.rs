@@ -351,6 +351,10 @@ impl Connection {
                 {
                     self.end.get_or_insert(DisconnectReason::Local);
                     running.ending = Ending::Finishing { until: queue_pair.send.end() };
+                    if config.iwarp.switch_timeout.is_some() {
+                        // Who leaves does not wait for a peer on the switch that is stopped.
+                        self.tcp.set_patience(config.tcp.user_timeout, config.tcp.keep_alive, now);
+                    }
                     if !running.stream.may_transmit() && running.limit == Limit::None {
                         // Posted work waits for the peer's first FPDU, normally without limit, but not while a
                         // disconnect waits too.

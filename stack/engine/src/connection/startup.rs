@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use uwarp_iwarp::opcode::Features;
 use uwarp_iwarp::startup::{
@@ -29,6 +30,9 @@ use crate::net::Net;
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::running::{Ending, Limit, Running};
+
+/// Time between keep-alive probes of a peer on our switch that does not answer. Its end shows at the next one.
+const SWITCH_PROBES: Duration = Duration::from_secs(30);
 
 /// Local and remote endpoint of a flow.
 pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
@@ -387,6 +391,15 @@ impl Connection {
             crc: parameters.crc,
             private_data: parameters.private_data,
         })));
+    }
+
+    /// From now on the peer may be stopped for a while, if it is another program on our switch.
+    pub(crate) fn be_patient(&mut self, net: &Net, iwarp: &IwarpConfig, now: Instant) {
+        if let (Some(patience), Phase::Running(_)) = (iwarp.switch_timeout, &self.phase)
+            && net.addresses.is_shared(self.flow.remote)
+        {
+            self.tcp.extend_patience(patience, SWITCH_PROBES, now);
+        }
     }
 
     /// Takes octets of the start-up exchange: all of them, if they are not behind the Reply.

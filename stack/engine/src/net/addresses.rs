@@ -92,6 +92,11 @@ impl Addresses {
         self.all.iter().any(|own| own.address == address && own.standing == Standing::Assigned)
     }
 
+    /// Whether other programs have an own address, too: those behind the same switch.
+    pub(crate) fn is_shared(&self, address: IpAddress) -> bool {
+        !self.loop_back && self.is_own(address)
+    }
+
     /// Whether frames to an address stay here.
     #[inline]
     pub(crate) fn loops_back(&self, address: IpAddress) -> bool {

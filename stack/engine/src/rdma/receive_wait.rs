@@ -59,7 +59,7 @@ impl Rdma {
                     return Err(Fault::NoBuffer.into());
                 }
                 counters.receive_waits += 1;
-                running.receive_wait = Some(ReceiveWait { message, since: now });
+                running.receive_wait = Some(ReceiveWait { message, since: now, looked: now });
             }
             Some(wait) => {
                 // It was reported when the wait began.
@@ -88,10 +88,17 @@ impl Rdma {
 
     /// When to look for a receive again; `None` if it is time to go on: there is one now, the message has waited too
     /// long, or nothing waits any more because the stream has ended.
-    pub(crate) fn next_look(&mut self, now: Instant, connection: &Connection) -> Option<Instant> {
+    pub(crate) fn next_look(&mut self, now: Instant, connection: &mut Connection) -> Option<Instant> {
         // Only TCP may be left.
-        let Phase::Running(running) = &connection.phase else { return None };
-        let wait = running.receive_wait.filter(|_| running.stream.delivers())?;
+        let Phase::Running(running) = &mut connection.phase else { return None };
+        let delivers = running.stream.delivers();
+        let wait = running.receive_wait.as_mut().filter(|_| delivers)?;
+        if now - wait.looked > self.config.receive_wait / 2 {
+            // This process was stopped, and so was the thread that was to post a receive.
+            wait.since = now;
+        }
+        wait.looked = now;
+        let wait = *wait;
         let until = wait.since + self.config.receive_wait;
         let queue_pair = self.queue_pair(connection.queue_pair?)?;
         if now >= until || queue_pair.receive.has_element(queue_pair.number) {

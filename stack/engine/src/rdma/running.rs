@@ -46,6 +46,8 @@ pub(crate) struct ReceiveWait {
     /// Its sequence number.
     pub(crate) message: u32,
     pub(crate) since: Instant,
+    /// When a receive was looked for last.
+    pub(crate) looked: Instant,
 }
 
 /// A message in transmission, and where its payload comes from.

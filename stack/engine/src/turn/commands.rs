@@ -54,7 +54,7 @@ impl<P: Port> Core<P> {
                 control.farewells.push(Farewell { reply, abandoned, flow, last_frame: None });
             }
             Command::Connect(parameters) => self.connect(*parameters),
-            Command::Accept(parameters) => connections.accept(rdma, &config.iwarp, now, *parameters),
+            Command::Accept(parameters) => connections.accept(net, rdma, &config.iwarp, now, *parameters),
             Command::Reject { request, private_data } => {
                 connections.reject(link, counters, now, request, &private_data)
             }

@@ -53,12 +53,13 @@ impl<P: Port> Core<P> {
 
     /// Takes octets of the start-up exchange. Returns how many it used; the rest are FPDUs.
     pub(super) fn on_startup_octets(&mut self, index: u32, connection: &mut Connection, octets: &[u8]) -> usize {
-        let Core { connections, link, rdma, counters, config, now, .. } = self;
+        let Core { connections, link, net, rdma, counters, config, now, .. } = self;
         match connection.take_startup(counters, octets) {
             Startup::More => {}
             Startup::Request => connections.on_request(counters, config.index, index, connection),
             Startup::Reply(outcome, used) => {
                 rdma.on_reply(counters, &connections.tcp_config, &config.iwarp, *now, connection, outcome);
+                connection.be_patient(net, &config.iwarp, *now);
                 return used;
             }
             Startup::Failed => connection.fail_startup(link, rdma, counters, *now, ConnectFailure::Startup),

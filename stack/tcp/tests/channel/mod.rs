@@ -148,6 +148,16 @@ impl Pair {
         self.deaf[end] = true;
     }
 
+    /// See [`Connection::extend_patience`].
+    pub fn extend_patience(&mut self, end: usize, patience: Duration, interval: Duration) {
+        self.ends[end].connection.extend_patience(patience, interval, self.now);
+    }
+
+    /// See [`Connection::set_patience`]: that of these settings.
+    pub fn set_patience(&mut self, end: usize, config: &Config) {
+        self.ends[end].connection.set_patience(config.user_timeout, config.keep_alive, self.now);
+    }
+
     /// Aborts this end's connection. Returns its resets in the order in which they are sent, for [`Pair::show`].
     pub fn abort(&mut self, end: usize) -> Vec<TcpHeader> {
         let connection = &mut self.ends[end].connection;

@@ -419,6 +419,11 @@ impl Config {
                 "tcp.user-timeout is shorter than tcp.rto-min: no retransmission could save a connection, choose seconds",
             ));
         }
+        if tcp.switch_timeout.is_some_and(|limit| limit < tcp.rto_min) {
+            return Err(ConfigError::new(
+                "tcp.switch-timeout is shorter than tcp.rto-min: choose minutes, so that a debugger may stop a program",
+            ));
+        }
         let keep_alive = &tcp.keep_alive;
         if keep_alive.enabled && (keep_alive.idle.is_zero() || keep_alive.interval.is_zero() || keep_alive.probes == 0)
         {

@@ -165,6 +165,13 @@ pub struct TcpOptions {
     /// How long sent data may stay unacknowledged before the connection ends (RFC 5482), or `"off"`.
     #[serde(with = "units::optional_duration")]
     pub user_timeout: Option<Duration>,
+    /// How long a peer on the same switch may be silent before the connection ends, in place of `user_timeout` and
+    /// `keep_alive`: it was stopped, by a debugger say, since the switch reports the end of a program. Peers elsewhere,
+    /// behind an uplink too, have no more than `user_timeout`.
+    ///
+    /// Left out, peers on the switch are as others. Programs on uwarp's libibverbs get two hours instead.
+    #[serde(with = "units::given_duration", skip_serializing_if = "Option::is_none")]
+    pub switch_timeout: Option<Duration>,
     /// How long a closed connection's ports stay reserved (TIME-WAIT of RFC 9293).
     #[serde(with = "units::duration")]
     pub time_wait: Duration,
@@ -197,6 +204,7 @@ impl Default for TcpOptions {
             delayed_ack: Duration::from_micros(500),
             ack_every: 2,
             user_timeout: Some(Duration::from_secs(15)),
+            switch_timeout: None,
             time_wait: Duration::from_secs(1),
             congestion: Congestion::Cubic,
             ecn: Ecn::Accept,

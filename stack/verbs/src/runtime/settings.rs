@@ -32,6 +32,7 @@ pub(crate) fn engine_config(
             startup_timeout: config.mpa.startup_timeout,
             nudge_after: config.mpa.nudge_after,
             receive_wait: limits.receive_wait.unwrap_or_default(),
+            switch_timeout: config.tcp.switch_timeout,
             commit_timeout: config.commit.timeout,
             commit_share: config.commit.share,
             strict_commit: config.commit.strict,
