@@ -39,7 +39,7 @@ pub use bytes::{ByteConsumer, ByteProducer, byte_ring};
 pub use claims::{Claim, Claims};
 pub use doorbell::Doorbells;
 pub use helm::{Held, Helm};
-pub use notifier::Notifier;
+pub use notifier::{Bell, Notifier};
 pub use shares::Shares;
 pub use slot::Slot;
 pub use spsc::{Consumer, Gauge, Producer, Reservation, ring};

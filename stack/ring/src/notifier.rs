@@ -5,6 +5,8 @@ mod tests;
 
 use std::fmt;
 use std::io;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 use std::time::Duration;
 
@@ -21,10 +23,25 @@ use crate::sync::{AtomicU8, fence};
 ///
 /// One thread waits at a time; any thread may fire. A sleeper that waits for certain things only names them by
 /// [`arm_for`](Self::arm_for), and is not woken for others.
+///
+/// Many notifiers may share what they wake: each rings a [`Bell`] then, in place of an eventfd of its own.
 pub struct Notifier {
     /// One bit per thing that the sleeper waits for.
     armed: CachePadded<AtomicU8>,
-    event: Event,
+    target: Target,
+}
+
+/// What firing reaches.
+enum Target {
+    Own(Event),
+    Bell(Arc<dyn Bell>),
+}
+
+/// What a notifier without an eventfd of its own rings when it fires, on the thread that fires it: an engine's, too, so
+/// it must neither wait nor panic.
+pub trait Bell: Send + Sync + UnwindSafe + RefUnwindSafe {
+    /// The notifier has fired: once for each time that it was armed.
+    fn ring(&self);
 }
 
 impl Notifier {
@@ -33,7 +50,19 @@ impl Notifier {
     /// # Errors
     /// Those of eventfd(2): no descriptors or no memory left.
     pub fn new() -> io::Result<Notifier> {
-        Ok(Notifier { armed: CachePadded::new(AtomicU8::new(0)), event: Event::new()? })
+        Ok(Notifier { armed: CachePadded::new(AtomicU8::new(0)), target: Target::Own(Event::new()?) })
+    }
+
+    /// A notifier that is not armed and has no eventfd: it rings the bell. Nobody can wait for it here.
+    pub fn with_bell(bell: Arc<dyn Bell>) -> Notifier {
+        Notifier { armed: CachePadded::new(AtomicU8::new(0)), target: Target::Bell(bell) }
+    }
+
+    fn signal(&self) {
+        match &self.target {
+            Target::Own(event) => event.signal(),
+            Target::Bell(bell) => bell.ring(),
+        }
     }
 
     /// Requests the next firing. Before it sleeps, the caller must check again for what it waits for. Arming twice is
@@ -105,7 +134,7 @@ impl Notifier {
         // Of several wakers, only one makes the system call.
         let armed = self.armed.swap(0, AcqRel) != 0;
         if armed {
-            self.event.signal();
+            self.signal();
         }
         armed
     }
@@ -113,16 +142,19 @@ impl Notifier {
     /// Wakes the sleeper whether the notifier is armed or not: for shutting down.
     pub fn fire(&self) {
         self.armed.swap(0, AcqRel);
-        self.event.signal();
+        self.signal();
     }
 
     /// Sleeps until the notifier has fired, at most for `timeout` (`None`: without limit), and consumes the firing.
     /// Returns `false` after a time-out; the notifier then stays armed. A time-out of zero does not sleep.
     ///
     /// # Errors
-    /// Those of poll(2). An interruption by a signal is not an error.
+    /// Those of poll(2). An interruption by a signal is not an error. [`io::ErrorKind::Unsupported`] with a bell.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        self.event.wait(timeout)
+        match &self.target {
+            Target::Own(event) => event.wait(timeout),
+            Target::Bell(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     /// Consumes a firing without waiting, and returns whether there was one. For callers that wait on the descriptor
@@ -131,17 +163,26 @@ impl Notifier {
         self.drain_all() != 0
     }
 
-    /// As [`drain`](Self::drain), and returns how many firings there were since the last time.
+    /// As [`drain`](Self::drain), and returns how many firings there were since the last time. A bell keeps none.
     pub fn drain_all(&self) -> u64 {
-        self.event.take()
+        match &self.target {
+            Target::Own(event) => event.take(),
+            Target::Bell(_) => 0,
+        }
     }
 }
 
 #[cfg(not(loom))]
 impl std::os::fd::AsFd for Notifier {
     /// The descriptor, readable from a firing until [`drain`](Notifier::drain). Do not read it directly.
+    ///
+    /// # Panics
+    /// It has a [`Bell`].
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.event.0.as_fd()
+        match &self.target {
+            Target::Own(event) => event.0.as_fd(),
+            Target::Bell(_) => panic!("a notifier with a bell has no descriptor"),
+        }
     }
 }
 

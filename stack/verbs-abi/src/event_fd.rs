@@ -7,7 +7,7 @@ use libc::{c_int, c_void};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno as Os, ReadWriteFlags};
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A descriptor that is readable while events wait. It is made without O_NONBLOCK, which is the program's to set.
@@ -25,7 +25,8 @@ impl EventCounter {
 
     /// One event more.
     pub(crate) fn raise(&self) {
-        add(self.0.as_fd(), 1);
+        // Fails only at 2^64 - 2 events.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Takes back as many events as these, which nobody will fetch any more. Another thread may have taken the count of
@@ -63,22 +64,6 @@ impl From<std::fs::File> for EventCounter {
     fn from(file: std::fs::File) -> Self {
         Self(file.into())
     }
-}
-
-/// Takes what an eventfd with O_NONBLOCK counts.
-pub(crate) fn take_all(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let mut count = [0; 8];
-    match rustix::io::read(fd, &mut count) {
-        Ok(_) => Ok(u64::from_ne_bytes(count)),
-        Err(Os::AGAIN) => Err(EAGAIN),
-        Err(other) => Err(other.into()),
-    }
-}
-
-/// Adds to what an eventfd counts.
-pub(crate) fn add(fd: BorrowedFd<'_>, events: u64) {
-    // Fails only at 2^64 - 2 events.
-    let _ = rustix::io::write(fd, &events.to_ne_bytes());
 }
 
 /// Events of an object that the program has fetched and not acknowledged: its destruction waits for them.
@@ -128,8 +113,6 @@ pub(crate) enum Attempt {
     Fetched,
     /// There is none. This is the descriptor of an [`EventCounter`], which counts the next one.
     Nothing(RawFd),
-    /// The same, of a descriptor that can be polled and not read.
-    NothingIn(RawFd),
     /// There will never be one.
     Never,
 }
@@ -157,13 +140,11 @@ pub(crate) fn fetch(mut attempt: impl FnMut(bool) -> Result<Attempt, Errno>) -> 
     let mut is_counted = false;
     loop {
         let mut fd = -1;
-        let mut is_readable = true;
         let mut is_never = false;
         let result = minus_one(|| {
             match attempt(is_counted)? {
                 Attempt::Fetched => {}
                 Attempt::Nothing(empty) => fd = empty,
-                Attempt::NothingIn(empty) => (fd, is_readable) = (empty, false),
                 Attempt::Never => is_never = true,
             }
             Ok(0)
@@ -182,17 +163,11 @@ pub(crate) fn fetch(mut attempt: impl FnMut(bool) -> Result<Attempt, Errno>) -> 
             return result;
         }
         let mut count = [0u8; 8];
-        let mut waiting = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: structures on the stack.
-        let waited = unsafe {
-            match is_readable {
-                true => read(fd, count.as_mut_ptr().cast(), count.len()),
-                false => poll(&raw mut waiting, 1, -1) as libc::ssize_t,
-            }
-        };
+        // SAFETY: room on the stack.
+        let waited = unsafe { read(fd, count.as_mut_ptr().cast(), count.len()) };
         if waited < 0 {
             return -1;
         }
-        is_counted = is_readable;
+        is_counted = true;
     }
 }

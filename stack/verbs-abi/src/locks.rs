@@ -43,8 +43,8 @@ pub(crate) enum Rank {
     Memory,
     /// The destruction of channels of rdma_cm.
     Channels,
-    /// A channel of completion events: which queue has one.
-    Fetching,
+    /// Completion events that wait in a channel.
+    ChannelEvents,
     /// The devices that are open.
     Devices,
     /// Events that wait for the program.

@@ -51,6 +51,28 @@ fn disarmed_notifier_does_not_fire() {
 }
 
 #[test]
+fn a_bell_rings_once_for_each_arming() {
+    struct Count(AtomicUsize);
+
+    impl Bell for Count {
+        fn ring(&self) {
+            self.0.fetch_add(1, RelaxedOrder);
+        }
+    }
+
+    let count = Arc::new(Count(AtomicUsize::new(0)));
+    let notifiers = [(); 2].map(|()| Notifier::with_bell(Arc::clone(&count) as Arc<dyn Bell>));
+    for notifier in &notifiers {
+        assert!(!notifier.fire_if_armed());
+        notifier.arm();
+        assert!(notifier.fire_if_armed() && !notifier.fire_if_armed());
+    }
+    assert_eq!(count.0.load(RelaxedOrder), 2);
+    assert!(!notifiers[0].drain());
+    assert_eq!(notifiers[0].wait(AT_ONCE).unwrap_err().kind(), io::ErrorKind::Unsupported);
+}
+
+#[test]
 fn unconditional_firing_wakes() {
     let notifier = Notifier::new().unwrap();
     notifier.fire();

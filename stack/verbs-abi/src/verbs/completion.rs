@@ -12,24 +12,25 @@
 
 use crate::abi::*;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, nothing, number, pointer};
-use crate::event_fd::{self, Unacknowledged};
+use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::locks::{Owned, OwnedGuard, Rank};
 use crate::process::{self, Process};
 use crate::taken::TakenCounters;
-use crate::verbs::channel::Channel;
+use crate::verbs::channel::{Channel, QueueBell};
 use crate::verbs::context::{self, next_handle, public_number};
 use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CompletionTarget, Status};
+use uwarp_ring::Bell;
 
 /// A completion queue.
 pub(crate) struct Queue {
     inner: Owned<Polled>,
-    /// A duplicate of the queue's descriptor, for those who wait while others poll.
-    notifier: OwnedFd,
+    /// Rings in its channel.
+    bell: Arc<QueueBell>,
     /// Completion events.
     pub(crate) events: Unacknowledged,
     /// Asynchronous events.
@@ -75,15 +76,6 @@ impl Queue {
     /// to read them.
     pub(crate) fn may_have_successes(&self, number: u32) -> bool {
         self.inner.try_lock().is_none_or(|mut polled| polled.has_successes(number))
-    }
-
-    /// Takes one event of those that the descriptor of an armed queue counts.
-    pub(crate) fn take_event(&self) -> Result<(), Errno> {
-        let events = event_fd::take_all(self.notifier.as_fd())?;
-        if events > 1 {
-            event_fd::add(self.notifier.as_fd(), events - 1);
-        }
-        Ok(())
     }
 }
 
@@ -203,8 +195,8 @@ fn create(
             return Err(EINVAL);
         }
         let Process { context: device, taken } = process::process()?;
-        let queue = device.create_completion_queue(depth)?;
-        let notifier = queue.as_fd().try_clone_to_owned()?;
+        let bell = Arc::new(channel_handle.map_or_else(QueueBell::default, |channel| channel.bell()));
+        let queue = device.create_completion_queue_with(depth, Arc::clone(&bell) as Arc<dyn Bell>)?;
         let public = ibv_cq_ex {
             context,
             channel,
@@ -232,7 +224,7 @@ fn create(
             public,
             Queue {
                 inner: Owned::new(Rank::Section, polled),
-                notifier,
+                bell: Arc::clone(&bell),
                 events: Unacknowledged::default(),
                 asynchronous: Unacknowledged::default(),
                 users: AtomicUsize::new(0),
@@ -241,11 +233,7 @@ fn create(
             },
         );
         if let Some(channel) = channel_handle {
-            let queue = Handle::<Queue>::get(handle)?;
-            if let Err(errno) = channel.add(queue.notifier.as_fd(), handle.expose_provenance()) {
-                drop(Handle::<Queue>::destroy(handle));
-                return Err(errno);
-            }
+            channel.add(&bell, handle.expose_provenance());
         }
         open.objects.fetch_add(1, Ordering::AcqRel);
         Ok(handle)
@@ -306,7 +294,7 @@ pub(crate) fn destroy(cq: *mut ibv_cq) -> Result<(), Errno> {
         }
         let (context, channel) = ((*queue.public()).context, (*queue.public()).channel);
         if let Ok(channel) = Handle::<Channel>::get(channel) {
-            channel.remove(queue.notifier.as_fd());
+            channel.remove(&queue.bell);
         }
         let open = context::get(context)?;
         open.events.forget(cq.addr());

@@ -1,7 +1,7 @@
 //! Events that the program fetches and acknowledges: those of completion queues, and asynchronous ones.
 
 use crate::abi::*;
-use crate::errno::{EAGAIN, EINVAL, Errno, nothing};
+use crate::errno::{EINVAL, Errno, nothing};
 use crate::event_fd::{Attempt, Unacknowledged, fetch, unless_ending};
 use crate::handle::Handle;
 use crate::verbs::channel::Channel;
@@ -13,22 +13,13 @@ use crate::verbs::shared_receives::SharedQueue;
 use libc::{c_int, c_uint, c_void};
 
 /// Takes the event of a queue of a channel, if one has any.
-fn take(channel: &Channel) -> Result<Option<*mut ibv_cq>, Errno> {
-    let _stay = channel.lock();
-    while let Some(public) = channel.ready()? {
-        // SAFETY: the queue is in the set, and who destroys it takes it out of there first.
-        let queue = unsafe { Handle::<Queue>::get(public.cast())? };
-        // Of several threads that wait here, one gets it.
-        match queue.take_event() {
-            Ok(()) => {
-                queue.events.fetched();
-                return Ok(Some(public));
-            }
-            Err(EAGAIN) => {}
-            Err(other) => return Err(other),
+fn take(channel: &Channel, is_counted: bool) -> Result<Option<*mut ibv_cq>, Errno> {
+    channel.take(is_counted, |public| {
+        // SAFETY: the queue is in the channel, and who destroys it takes it out of there first.
+        if let Ok(queue) = unsafe { Handle::<Queue>::get(public.cast()) } {
+            queue.events.fetched();
         }
-    }
-    Ok(None)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -37,15 +28,15 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    fetch(|_| {
+    fetch(|is_counted| {
         // SAFETY: the caller's pointers.
         unsafe {
             let channel = Handle::<Channel>::get(channel)?;
             if cq.is_null() || cq_context.is_null() {
                 return Err(EINVAL);
             }
-            let Some(queue) = unless_ending(|| take(channel))? else {
-                return Ok(Attempt::NothingIn(channel.fd()));
+            let Some(queue) = unless_ending(|| take(channel, is_counted))? else {
+                return Ok(Attempt::Nothing(channel.fd()));
             };
             *cq = queue;
             *cq_context = (*queue).cq_context;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{Command, CompletionQueueId};
 use uwarp_engine::work::{Completion, URGENT_COMPLETION};
-use uwarp_ring::{Consumer, Gauge, Notifier};
+use uwarp_ring::{Bell, Consumer, Gauge, Notifier};
 
 /// The part of a completion queue that its users share. When the last of them drops it, the engines forget the queue.
 #[derive(Debug)]
@@ -173,12 +173,19 @@ impl Deref for CompletionQueue {
 impl Context {
     /// A new completion queue that holds at least `depth` completions of each engine.
     pub fn create_completion_queue(&self, depth: usize) -> Result<CompletionQueue, Error> {
-        CompletionQueue::create(self.shared(), depth)
+        let notifier = Notifier::new().map_err(Error::system("no event file descriptor for a completion queue"))?;
+        CompletionQueue::create(self.shared(), depth, notifier)
+    }
+
+    /// A new completion queue that has no file descriptor: its events ring a bell. It can be polled and armed, but
+    /// nobody can wait for it: [`wait`](CompletionQueue::wait) fails, and [`as_fd`](AsFd::as_fd) panics.
+    pub fn create_completion_queue_with(&self, depth: usize, bell: Arc<dyn Bell>) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self.shared(), depth, Notifier::with_bell(bell))
     }
 }
 
 impl CompletionQueue {
-    pub(crate) fn create(shared: &Arc<Shared>, depth: usize) -> Result<Self, Error> {
+    fn create(shared: &Arc<Shared>, depth: usize, notifier: Notifier) -> Result<Self, Error> {
         shared.check_open()?;
         // Queue pairs that were dropped hold theirs until the engine has forgotten them.
         shared.reap_lingering();
@@ -190,13 +197,7 @@ impl CompletionQueue {
             field: "completion-queues",
             limit,
         })?;
-        let notifier = match Notifier::new() {
-            Ok(notifier) => Arc::new(notifier),
-            Err(error) => {
-                shared.objects.completion_queues.put(number);
-                return Err(Error::system("no event file descriptor for a completion queue")(error));
-            }
-        };
+        let notifier = Arc::new(notifier);
         let id = CompletionQueueId(number);
         let core = Arc::new(CompletionQueueCore {
             id,
