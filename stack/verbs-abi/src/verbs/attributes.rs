@@ -22,6 +22,8 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
     let context = &process::process()?.context;
     let limits = &context.config().limits;
     let int = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
+    // They share a table, and each kind is to have what it is promised whatever there is of the other.
+    let windows = limits.regions / 4;
     let guid = device::guid(context.config().address.address).to_be();
     let mut attributes = ibv_device_attr {
         node_guid: guid,
@@ -42,14 +44,14 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
         max_sge_rd: 1,
         max_cq: int(limits.completion_queues),
         max_cqe: int(limits.completion_depth),
-        max_mr: int(limits.regions),
+        max_mr: int(limits.regions - windows),
         max_pd: 1 << 16,
         max_qp_rd_atom: MOST_READS,
         max_res_rd_atom: MOST_READS.saturating_mul(int(limits.queue_pairs)),
         max_qp_init_rd_atom: MOST_READS,
         // By the processor's own atomic instructions.
         atomic_cap: IBV_ATOMIC_GLOB,
-        max_mw: int(limits.regions),
+        max_mw: int(windows),
         max_srq: 1 << 10,
         max_srq_wr: int(limits.queue_depth),
         max_srq_sge: int(uwarp::MAX_SHARED_SGE),

@@ -289,7 +289,7 @@ pub struct Limits {
     pub queue_pairs: usize,
     /// Completion queues.
     pub completion_queues: usize,
-    /// Registered memory regions.
+    /// Registered memory regions, and memory windows.
     pub regions: usize,
     /// Octets registered at a time.
     #[serde(with = "units::size")]
@@ -328,8 +328,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             queue_pairs: 4096,
-            completion_queues: 1024,
-            regions: 16_384,
+            // Two for each queue pair, as rdma_create_qp makes them.
+            completion_queues: 8192,
+            regions: 32_768,
             registered_octets: 1 << 40,
             queue_depth: 16_384,
             completion_depth: 1 << 20,

@@ -27,7 +27,9 @@ impl Waiters {
 
     pub(crate) fn add(&self, notifier: &Arc<Notifier>) {
         let mut list = self.notifiers();
-        list.retain(|waiter| waiter.strong_count() > 0);
+        if list.len() == list.capacity() {
+            list.retain(|waiter| waiter.strong_count() > 0);
+        }
         list.push(Arc::downgrade(notifier));
     }
 
