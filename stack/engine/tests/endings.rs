@@ -77,6 +77,31 @@ fn a_request_can_be_rejected_with_words() {
     world.join((0, &client), (1, &server), &requests, PORT);
 }
 
+/// TCP is open at once; the peer's application may take its time, up to a limit of its own.
+#[test]
+fn an_initiator_waits_for_the_reply_as_long_as_it_is_told() {
+    for (reply_timeout, wait, is_long_enough) in
+        [(None, 2, false), (Some(60 * SECOND), 50, true), (Some(5 * SECOND), 6, false)]
+    {
+        let mut world = World::two();
+        let requests = world.hosts[1].listen(PORT);
+        let client = world.hosts[0].pair(PairOptions::default());
+        let server = world.hosts[1].pair(PairOptions::default());
+        let options = StartupOptions { timeout: SECOND, reply_timeout, ..StartupOptions::default() };
+        world.hosts[0].connect(&client, (world.hosts[1].address, PORT), options);
+        world.run(wait * SECOND);
+        let request = requests.try_recv().expect("seen");
+        assert_eq!(client.events.is_empty(), is_long_enough);
+        if is_long_enough {
+            world.hosts[1].accept(&server, &request, StartupOptions::default());
+        }
+        match event(&mut world, &client, SECOND) {
+            Some(ConnectionEvent::Established(_)) => assert!(is_long_enough),
+            failed => assert_eq!(failed, Some(ConnectionEvent::Failed(ConnectFailure::TimedOut))),
+        }
+    }
+}
+
 #[test]
 fn an_accept_is_told_to_the_client_though_a_disconnect_or_a_shutdown_is_right_behind_it() {
     for shutdown in [false, true] {

@@ -313,6 +313,8 @@ pub struct StartupOptions {
     pub crc: bool,
     /// Limit on the whole start-up: TCP handshake and MPA frames.
     pub timeout: Duration,
+    /// Initiator: limit on the wait for the peer's Reply, from when TCP is open. `None`: what `timeout` leaves.
+    pub reply_timeout: Option<Duration>,
     /// Pause of an initiator between the peer's Reply and its first FPDU, for peers that lose an early one.
     pub first_fpdu_delay: Duration,
 }
@@ -333,6 +335,7 @@ impl Default for StartupOptions {
             markers: false,
             crc: true,
             timeout: Duration::from_secs(10),
+            reply_timeout: None,
             first_fpdu_delay: Duration::ZERO,
         }
     }

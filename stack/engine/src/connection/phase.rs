@@ -62,6 +62,8 @@ pub(crate) struct Initiating {
     pub(crate) retry: Option<Box<ConnectParameters>>,
     /// The open fails then.
     pub(crate) until: Instant,
+    /// How long the peer may take for its Reply once TCP is open, in place of `until`.
+    pub(crate) reply_timeout: Option<Duration>,
 }
 
 /// A passive open.

@@ -73,8 +73,8 @@ pub(crate) fn initiating(
     if options.fall_back {
         machine.fall_back_to_client_server();
     }
-    let StartupOptions { first_fpdu_delay, features, timeout, .. } = *options;
-    Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: now + timeout })
+    let StartupOptions { first_fpdu_delay, features, timeout, reply_timeout, .. } = *options;
+    Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: now + timeout, reply_timeout })
 }
 
 impl<B: Buffer> Connections<B> {

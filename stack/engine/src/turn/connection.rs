@@ -38,8 +38,13 @@ impl<P: Port> Core<P> {
     /// TCP is open.
     fn on_established(&mut self, index: u32, connection: &mut Connection) {
         let Core { connections, link, streams, control, counters, config, now, .. } = self;
-        match &connection.phase {
-            Phase::Initiating(initiating) => connection.startup_frame = Some(initiating.machine.request().to_vec()),
+        match &mut connection.phase {
+            Phase::Initiating(initiating) => {
+                connection.startup_frame = Some(initiating.machine.request().to_vec());
+                if let Some(limit) = initiating.reply_timeout {
+                    initiating.until = *now + limit;
+                }
+            }
             Phase::Responding(_) => connections.await_request(counters, index, connection),
             Phase::Stream(_) => streams.on_open(index, connection),
             Phase::Incoming(_) => {

@@ -15,8 +15,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uwarp::{AcceptOptions, ConnectOptions, Features, QueuePairState, ReadyToReceiveKinds};
 
-/// How long a connection may take to come about.
+/// How long a connection may take to come about, apart from what the acceptor's program does before it answers.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long that program may take. TCP notices before if its host or process is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 /// How long an acceptance waits for the engine, which takes some microseconds if it has a CPU.
 const ENGINE_LIMIT: Duration = Duration::from_secs(1);
 /// Requests that wait where the program does not say how many may.
@@ -117,6 +119,7 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
             ird: wishes.ird,
             ord: wishes.ord,
             timeout: START_LIMIT,
+            answer_timeout: Some(ANSWER_LIMIT),
             features: features(),
             local_port: (local.port() != 0).then_some(local.port()),
             local_address: Some(local.ip()),

@@ -37,6 +37,9 @@ pub struct ConnectOptions {
     pub ord: u16,
     /// Limit on the whole start-up.
     pub timeout: Duration,
+    /// Limit on the wait for the peer's answer once TCP is open, in place of what `timeout` leaves: its application
+    /// may take its time.
+    pub answer_timeout: Option<Duration>,
     /// MPA revision of the request: 2 (RFC 6581) with IRD and ORD, or 1 (RFC 5044).
     pub mpa_revision: u8,
     /// Try once more with revision 1, on a new TCP connection, if the peer closes the first one during start-up, as one
@@ -70,6 +73,7 @@ impl Default for ConnectOptions {
             ird: 16,
             ord: 16,
             timeout: Duration::from_secs(10),
+            answer_timeout: None,
             mpa_revision: 2,
             retry_without_enhancement: false,
             minimum_ord: 0,
@@ -292,6 +296,7 @@ impl ConnectRequest {
                 markers: options.markers,
                 crc: self.shared.config.mpa.crc,
                 timeout,
+                reply_timeout: None,
                 first_fpdu_delay: Duration::ZERO,
             },
         })));
@@ -378,6 +383,7 @@ pub(crate) fn initiator_options(shared: &Arc<Shared>, options: ConnectOptions) -
         markers: options.markers,
         crc: shared.config.mpa.crc,
         timeout: options.timeout,
+        reply_timeout: options.answer_timeout,
         first_fpdu_delay: shared.config.mpa.first_fpdu_delay,
     })
 }
@@ -418,7 +424,8 @@ pub(crate) fn start_connect(
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
     let peer = Link::reachable(&shared.config, peer);
-    let (timeout, features) = (options.timeout, options.features);
+    let timeout = options.answer_timeout.map_or(options.timeout, |answer| options.timeout.saturating_add(answer));
+    let features = options.features;
     let (local_address, local_port) = (options.local_address, options.local_port);
     let retries = options.retry_without_enhancement;
     let options = initiator_options(shared, options)?;
