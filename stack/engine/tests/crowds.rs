@@ -410,6 +410,66 @@ fn a_cookie_lets_the_next_connection_in_while_the_last_one_waits() {
     assert_eq!((stats.cookies_sent, stats.cookies_accepted), (5, 5));
 }
 
+/// Segments between the addresses of one host come in order and once, so nobody waits for late ones. The client's first
+/// sequence number is not always beyond what the last connection sent.
+#[test]
+fn a_port_is_used_again_at_once_within_a_host() {
+    for server_first in [false, true] {
+        let mut world = World::new(9, SimOptions::default());
+        world.add(HostOptions::default(), |config| config.ephemeral_ports = (50_000, 50_000));
+        let incoming = world.hosts[0].listen_streams(PORT, 16, StreamOptions::default());
+        let started = world.now();
+        for round in 0..20 {
+            let mut client = world.hosts[0].connect_stream((world.hosts[0].address, PORT), StreamOptions::default());
+            let mut server = None;
+            world.run_until(SECOND, |_| {
+                server = incoming.try_recv().ok().and_then(|incoming| incoming.take());
+                server.is_some()
+            });
+            let mut server = server.unwrap_or_else(|| panic!("round {round}: {:?}", client.failure()));
+            assert_eq!(client.write(&pattern(2000, round)), 2000);
+            assert!(world.run_until(SECOND, |_| server.readable() == 2000), "round {round}");
+            assert_eq!(server.read(&mut [0; 2000]), 2000);
+            let (first, second) = if server_first { (server, client) } else { (client, server) };
+            drop(first);
+            world.run(Duration::from_micros(50));
+            drop(second);
+            world.run(Duration::from_micros(50));
+            let stats = stats(&world, 0);
+            assert_eq!((stats.time_wait, stats.connections.len()), (1, 0), "round {round}");
+        }
+        assert!(world.now() - started < SECOND, "within one TIME-WAIT: {:?}", world.now() - started);
+        nothing_left(&mut world);
+    }
+}
+
+/// RFC 7323 B.2: with timestamps, a second of TIME-WAIT is enough for the side that opens the next connection.
+#[test]
+fn this_side_takes_a_port_out_of_time_wait_after_a_second_if_there_are_timestamps() {
+    for timestamps in [false, true] {
+        let mut world = two(|config| {
+            config.ephemeral_ports = (50_000, 50_000);
+            config.tcp.time_wait = SECOND * 60;
+            config.tcp.timestamps = timestamps;
+        });
+        let incoming = world.hosts[1].listen_streams(PORT, 16, StreamOptions::default());
+        let (client, server) = joined(&mut world, &incoming, &small());
+        drop(client);
+        world.run(Duration::from_millis(1));
+        drop(server);
+        world.run(Duration::from_millis(1));
+        assert_eq!(stats(&world, 0).time_wait, 1);
+        let mut later = |wait: Duration| {
+            world.run(wait);
+            let client = joined_later(&world);
+            world.run(Duration::from_millis(1));
+            client.failure().is_none()
+        };
+        assert!(!later(Duration::from_millis(900)), "timestamps {timestamps}");
+        assert_eq!(later(Duration::from_millis(200)), timestamps);
+    }
+}
+
 #[test]
 fn a_fin_that_comes_again_is_acknowledged_again() {
     let mut world = two(|_| {});

@@ -10,6 +10,10 @@ use crate::position::Position;
 use crate::state::Phase;
 use crate::timestamps::TimestampState;
 
+/// How long it takes until all clocks for timestamps have gone on, in ns: RFC 7323 §5.4 has them tick once a second at
+/// least.
+const TICKS: u64 = 1_000_000_000;
+
 /// A connection in TIME-WAIT in some tens of octets, made by [`Connection::time_wait`]. It answers late segments at
 /// once and as the connection would (RFC 9293 §3.10.7.4, RFC 5961, RFC 1337).
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +87,13 @@ impl TimeWait {
     /// [`Connection::admits_new_incarnation`]. Call it before [`TimeWait::on_segment`].
     pub fn admits_new_incarnation(&self, header: &TcpHeader) -> bool {
         self.timestamps.admits(header, Position::first(self.expected))
+    }
+
+    /// Whether this side may open a new connection between the same endpoints: both have timestamps, and a second has
+    /// passed, so nobody takes an old segment for a new one (RFC 7323 B.2). Begin it with [`TimeWait::isn_beyond`].
+    pub fn may_reopen(&self, now: Instant) -> bool {
+        // The wait began, or began anew, so long before its end.
+        self.timestamps.enabled && self.until.after_nanos(TICKS) <= now.after_nanos(self.wait)
     }
 
     /// An initial sequence number for that new connection, see [`Connection::isn_beyond`].

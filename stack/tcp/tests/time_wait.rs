@@ -175,6 +175,21 @@ fn new_connection_begins_beyond_the_old_one() {
     }
 }
 
+/// RFC 7323 B.2: timestamps tell the connections apart as soon as both clocks have gone on.
+#[test]
+fn this_side_may_reopen_after_a_second_if_both_have_timestamps() {
+    for timestamps in [false, true] {
+        let mut wait = waiting(&config(timestamps, true, false)).time_wait().unwrap();
+        assert!(!wait.may_reopen(start() + Duration::from_millis(999)));
+        assert_eq!(wait.may_reopen(start() + Duration::from_secs(1)), timestamps);
+        // The peer has missed the last acknowledgment: it is not done.
+        let fin = header(TcpFlags::ACK | TcpFlags::FIN, 101, 2, timestamps.then_some(900));
+        wait.on_segment(start() + Duration::from_millis(500), &fin, 0);
+        assert!(!wait.may_reopen(start() + Duration::from_millis(1499)));
+        assert_eq!(wait.may_reopen(start() + Duration::from_millis(1500)), timestamps);
+    }
+}
+
 /// A connection with anything left for its owner to fetch is not reduced.
 #[test]
 fn connection_with_something_left_is_not_compact() {

@@ -160,14 +160,14 @@ impl<B: Buffer> Connections<B> {
             if streaming.shared.is_aborted() {
                 return Err(ConnectFailure::Closed);
             }
-            self.choose_flow(link, net, config, (address, remote.port()), None, local_port)
+            self.choose_flow(link, net, config, now, (address, remote.port()), (None, local_port))
         }) {
             Ok(flow) => flow,
             Err(reason) => return streaming.fail(reason.into()),
         };
         let mut settings = self.tcp_config_for(flow.remote);
         options.configure(&mut settings);
-        let isn = self.opening.isn.generate(&flow, now);
+        let isn = self.begin_flow(&flow, now);
         let tcp = uwarp_tcp::Connection::connect(&settings, isn, now);
         let phase = Phase::Stream(StreamLimit::Opening(now + timeout));
         let (handle, connection) = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);

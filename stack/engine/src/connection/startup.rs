@@ -9,9 +9,10 @@ use uwarp_iwarp::startup::{
     Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
 };
 use uwarp_iwarp::{Fault, Stream};
-use uwarp_tcp::Instant;
+use uwarp_tcp::{Instant, TimeWait};
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::ethernet::EthernetAddress;
+use uwarp_wire::tcp::SeqNumber;
 
 use crate::api::command::{
     ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, Established, RequestId,
@@ -75,6 +76,12 @@ pub(crate) fn initiating(
     }
     let StartupOptions { first_fpdu_delay, features, timeout, reply_timeout, .. } = *options;
     Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: now + timeout, reply_timeout })
+}
+
+/// Whether a connection may be opened again although its predecessor is in TIME-WAIT. Within a host segments arrive in
+/// order and once, so none of an old connection comes behind the SYN of a new one.
+fn may_reopen(net: &Net, now: Instant, flow: &FlowKey, wait: &TimeWait) -> bool {
+    net.addresses.is_own(flow.remote) || wait.may_reopen(now)
 }
 
 impl<B: Buffer> Connections<B> {
@@ -142,8 +149,8 @@ impl<B: Buffer> Connections<B> {
             let retry = None;
             Box::new(ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry })
         });
-        let flow = self.choose_flow(link, net, config, (address, remote.port()), local_address, local_port)?;
-        let isn = self.opening.isn.generate(&flow, now);
+        let flow = self.choose_flow(link, net, config, now, (address, remote.port()), (local_address, local_port))?;
+        let isn = self.begin_flow(&flow, now);
         let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, now);
         let phase = Phase::Initiating(Box::new(initiating));
         let (handle, connection) = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
@@ -177,15 +184,15 @@ impl<B: Buffer> Connections<B> {
     }
 
     /// Chooses the flow of a connection to `remote`, from the own address and port that are wished for, if any, and
-    /// claims it.
+    /// claims it. [`Connections::begin_flow`] comes next.
     pub(crate) fn choose_flow<P: Port<Buffer = B>>(
         &self,
         link: &Link<P>,
         net: &mut Net,
         config: &EngineConfig,
+        now: Instant,
         (remote, remote_port): (IpAddress, u16),
-        source: Option<IpAddr>,
-        wish: Option<u16>,
+        (source, wish): (Option<IpAddr>, Option<u16>),
     ) -> Result<FlowKey, ConnectFailure> {
         let local = match source.map(IpAddress::from) {
             Some(own) if own.is_ipv4() != remote.is_ipv4() || !net.addresses.may_be_own(own) => {
@@ -200,7 +207,7 @@ impl<B: Buffer> Connections<B> {
             return if port == 0 {
                 Err(ConnectFailure::AddressInUse)
             } else {
-                self.claim(link, net, &flow).map(|()| flow)
+                self.claim(link, net, now, &flow).map(|()| flow)
             };
         }
         let (first, last) = config.ephemeral_ports;
@@ -208,6 +215,8 @@ impl<B: Buffer> Connections<B> {
         // A random start makes ports hard to guess (RFC 6056) and rarely taken.
         let start = net.random.u32(0..count);
         let mut failure = ConnectFailure::NoPort;
+        // Of those in TIME-WAIT that may be used, the one that has waited longest; only if there is no other.
+        let mut oldest: Option<(Instant, FlowKey)> = None;
         for step in 0..count {
             flow.local_port = first + ((start + step) % count) as u16;
             if self.opening.reserved.contains(flow.local_port) {
@@ -217,28 +226,45 @@ impl<B: Buffer> Connections<B> {
             if !arrives_here {
                 continue;
             }
-            match self.claim(link, net, &flow) {
+            if let Some(wait) = self.time_wait.get(&flow) {
+                let since = wait.deadline();
+                if may_reopen(net, now, &flow, wait) && oldest.is_none_or(|(oldest, _)| since < oldest) {
+                    oldest = Some((since, flow));
+                }
+                continue;
+            }
+            match self.claim(link, net, now, &flow) {
                 Ok(()) => return Ok(flow),
                 // Another port's flow may have room.
                 Err(ConnectFailure::Limit) => failure = ConnectFailure::Limit,
                 Err(_) => {}
             }
         }
-        Err(failure)
+        let (_, flow) = oldest.ok_or(failure)?;
+        self.claim(link, net, now, &flow).map(|()| flow)
+    }
+
+    /// The initial sequence number of a connection that we open on a flow of [`Connections::choose_flow`]. It begins
+    /// beyond the finished connection of these ports (RFC 6191), and ends the wait of that.
+    pub(crate) fn begin_flow(&mut self, flow: &FlowKey, now: Instant) -> SeqNumber {
+        let isn = self.opening.isn.generate(flow, now);
+        self.time_wait.remove(flow).map_or(isn, |previous| previous.isn_beyond(isn))
     }
 
     /// Claims a flow for a connection that we open.
-    fn claim<P: Port<Buffer = B>>(&self, link: &Link<P>, net: &Net, flow: &FlowKey) -> Result<(), ConnectFailure> {
-        if self.find(flow).is_some()
-            || self.time_wait.contains(flow)
-            || self.opening.listeners.contains_key(&flow.local_port)
-        {
-            return Err(ConnectFailure::AddressInUse);
-        }
-        // A connection to ourselves has both ends in this table.
-        if net.addresses.is_own(flow.remote)
-            && (self.find(&flow.reversed()).is_some() || self.time_wait.contains(&flow.reversed()))
-        {
+    fn claim<P: Port<Buffer = B>>(
+        &self,
+        link: &Link<P>,
+        net: &Net,
+        now: Instant,
+        flow: &FlowKey,
+    ) -> Result<(), ConnectFailure> {
+        let is_free = self.find(flow).is_none()
+            && self.time_wait.get(flow).is_none_or(|wait| may_reopen(net, now, flow, wait))
+            && !self.opening.listeners.contains_key(&flow.local_port)
+            // A connection to ourselves has both ends in this table. The other end's wait ends with the SYN.
+            && !(net.addresses.is_own(flow.remote) && self.find(&flow.reversed()).is_some());
+        if !is_free {
             return Err(ConnectFailure::AddressInUse);
         }
         // No other engine has the flow, nor can claim it from now on.

@@ -105,6 +105,12 @@ impl TimeWaits {
         self.entries.get_mut(index as usize)?.as_mut().map(|entry| &mut entry.state)
     }
 
+    /// The same, to be looked at.
+    pub(crate) fn get(&self, flow: &FlowKey) -> Option<&TimeWait> {
+        let index = self.find(flow)?;
+        self.entries.get(index as usize)?.as_ref().map(|entry| &entry.state)
+    }
+
     /// Whether a flow waits.
     pub(crate) fn contains(&self, flow: &FlowKey) -> bool {
         self.find(flow).is_some()
@@ -119,10 +125,10 @@ impl TimeWaits {
     }
 
     /// Removes a flow early: the same engine reuses its ports.
-    pub(crate) fn remove(&mut self, flow: &FlowKey) {
-        let found = self.find(flow).and_then(|index| Some((index, self.entries.get_mut(index as usize)?.take()?)));
+    pub(crate) fn remove(&mut self, flow: &FlowKey) -> Option<TimeWait> {
         // Nearly always the flow does not wait.
-        let Some((index, entry)) = found else { return };
+        let index = self.find(flow)?;
+        let entry = self.entries.get_mut(index as usize)?.take()?;
         self.flows.remove(entry.tag, index);
         // The place cannot be reused while `order` names it. Finding that takes a walk over `order`, so many are
         // removed at once.
@@ -138,6 +144,7 @@ impl TimeWaits {
             });
             self.vacant = 0;
         }
+        Some(entry.state)
     }
 
     /// Frees the place of a flow that was removed early, since `order` no longer names it.

@@ -57,7 +57,9 @@ impl<B: Buffer> Connections<B> {
             }
         }
         if let Some(wait) = self.time_wait.get_mut(&frame.flow) {
-            if !wait.admits_new_incarnation(header) {
+            // Within a host nothing of the old connection comes behind its end.
+            let is_new = net.addresses.is_own(frame.flow.remote) && is_syn(header);
+            if !is_new && !wait.admits_new_incarnation(header) {
                 let answer = wait.on_segment(now, header, frame.payload_len as u32);
                 answer_late(link, net, counters, frame, answer);
                 return None;
@@ -381,6 +383,11 @@ enum Cookie {
     Ignored,
     /// It matches, and has opened this connection.
     Opens(u32),
+}
+
+/// Whether a segment opens a connection.
+fn is_syn(header: &TcpHeader) -> bool {
+    header.flags.contains(TcpFlags::SYN) && !header.flags.intersects(TcpFlags::ACK | TcpFlags::RST | TcpFlags::FIN)
 }
 
 /// The SYN that the first segment behind it followed.
