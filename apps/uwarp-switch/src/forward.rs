@@ -1,6 +1,7 @@
 //! Moves frames between the ports of the clients and the uplink: the loop around [`Switch`], over any kind of port.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use uwarp_engine::port::{BURST, Batch, Buffer, ChecksumStatus, Port, TransmitChecksums};
@@ -88,9 +89,9 @@ impl<P: Port> Forwarder<P> {
     }
 
     /// Gives a reserved TCP port back. What the client sent from it before goes on.
-    pub fn release(&mut self, client: ClientId, port: u16) {
+    pub fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddr>) {
         self.deliver(client);
-        self.switch.release(client, port);
+        self.switch.release(client, port, address);
     }
 
     /// A client is gone: frees all that it held, has its peers notice, and gives its port back. What it sent before

@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::HashMap;
 use uwarp_tcp::{Instant, IsnGenerator, SynCookies};
 use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
 use uwarp_wire::ipv6;
@@ -16,6 +15,7 @@ use crate::api::counters::Counters;
 use crate::bytestream::Streams;
 use crate::connection::flow::{FlowTable, KeyedHash};
 use crate::connection::guesses::Guesses;
+use crate::connection::listener::Listeners;
 use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
 use crate::connection::time_wait::TimeWaits;
@@ -143,7 +143,7 @@ impl<P: Port> Core<P> {
                 guess: None,
                 time_wait: TimeWaits::new(hash, time_wait),
                 opening: Opening {
-                    listeners: HashMap::new(),
+                    listeners: Listeners::default(),
                     half_open: 0,
                     is_closed: false,
                     isn: IsnGenerator::new(secret),

@@ -23,10 +23,6 @@ pub(crate) enum Rank {
     Identifiers,
     /// One identifier's state.
     Identifier,
-    /// The ports that the process has.
-    Ports,
-    /// The identifiers of a port.
-    Port,
     /// The making of what the process has once: rdma_cm's device, and the channel of uwarp's events.
     Making,
     /// The identifiers that were refused and try again.

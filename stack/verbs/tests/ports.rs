@@ -116,6 +116,37 @@ fn a_listener_may_be_at_one_own_address() {
 }
 
 #[test]
+fn each_own_address_may_have_a_listener_of_its_own_on_one_port() {
+    in_both_modes(|mode| {
+        let (a, b) = Context::pair_in_process(config(1, mode), second_address(config(2, mode), 3)).unwrap();
+        let own: [IpAddr; 2] = ["10.0.0.2", "10.0.0.3"].map(|address| address.parse().unwrap());
+        let mut listeners = own.map(|own| b.listen(PORT, ListenOptions::default().address(own)).unwrap());
+        let any = ListenOptions::default().address(std::net::Ipv4Addr::UNSPECIFIED);
+        for refused in [ListenOptions::default(), any, ListenOptions::default().address(own[1])] {
+            assert!(matches!(b.listen(PORT, refused), Err(Error::PortTaken(PORT))), "{refused:?}");
+        }
+        let mut client = Side::new(&a);
+        for (own, listener) in own.iter().zip(&mut listeners) {
+            let connecting = a.start_connect(&mut client.qp, (*own, PORT).into(), ConnectOptions::default()).unwrap();
+            let request = listener.next(LONG).unwrap().unwrap();
+            assert_eq!(request.local(), (*own, PORT).into());
+            drop(request);
+            assert!(connecting.wait(&mut client.qp).unwrap_err().rejection().is_some());
+        }
+        // Each is there for itself.
+        let [first, mut second] = listeners;
+        drop(first);
+        let other = a.start_connect(&mut client.qp, (own[0], PORT).into(), ConnectOptions::default()).unwrap();
+        assert_eq!(reason(other.wait(&mut client.qp).unwrap_err()), ConnectError::Refused);
+        let connecting = a.start_connect(&mut client.qp, (own[1], PORT).into(), ConnectOptions::default()).unwrap();
+        drop(second.next(LONG).unwrap().unwrap());
+        assert!(connecting.wait(&mut client.qp).unwrap_err().rejection().is_some());
+        drop(second);
+        b.listen(PORT, any).unwrap();
+    });
+}
+
+#[test]
 fn a_connection_comes_from_the_own_address_that_is_named() {
     in_both_modes(|mode| {
         let (a, b) = Context::pair_in_process(second_address(config(1, mode), 11), config(2, mode)).unwrap();

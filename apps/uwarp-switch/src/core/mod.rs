@@ -9,7 +9,7 @@ mod switch;
 mod tests;
 
 pub(crate) use frame::complete_checksum;
-pub use ports::{BLOCK, EPHEMERAL, MAX_CLIENTS, MAX_LISTENING, PortTable, ReserveError};
+pub use ports::{BLOCK, EPHEMERAL, MAX_CLIENTS, MAX_RESERVED, PortTable, ReserveError};
 pub use switch::{Counters, DropReason, ForeignAddress, Probe, Switch, Verdict};
 
 /// The places of all clients, and that of the uplink.

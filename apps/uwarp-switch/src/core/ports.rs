@@ -1,11 +1,14 @@
 //! Who owns which TCP port.
 //!
 //! The upper ports are cut into blocks. A client gets one block when it comes: its connections leave from there, and
-//! "any free port" is one of them. It may also listen on any other port that nobody owns, up to a limit. A port outside
-//! the client's block is refused if it would leave too few untouched blocks for the clients that may still come.
+//! "any free port" is one of them. It may also reserve other ports, up to a limit: at one of the shared addresses or at
+//! all, if nobody else has the port there. A port outside the client's block is refused if it would leave too few
+//! untouched blocks for the clients that may still come.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
+
+use uwarp_wire::address::IpAddress;
 
 use super::ClientId;
 
@@ -16,20 +19,22 @@ pub const MAX_CLIENTS: usize = 30;
 pub const BLOCK: u16 = 1024;
 /// The ports that are given out in blocks. The usual ports of RDMA programs lie below.
 pub const EPHEMERAL: RangeInclusive<u16> = 24_576..=u16::MAX;
-/// The most ports that one client may listen on.
-pub const MAX_LISTENING: usize = 256;
+/// The most ports that one client may reserve, counted at each address.
+pub const MAX_RESERVED: usize = 1024;
 
 const NOBODY: u8 = u8::MAX;
+/// Several clients have the port, each at addresses of its own.
+const SEVERAL: u8 = NOBODY - 1;
 const BLOCKS: usize = (u16::MAX as usize + 1 - *EPHEMERAL.start() as usize) / BLOCK as usize;
 
-const _: () = assert!(BLOCKS > MAX_CLIENTS && MAX_CLIENTS < NOBODY as usize);
+const _: () = assert!(BLOCKS > MAX_CLIENTS && MAX_CLIENTS < SEVERAL as usize);
 
 /// Why a port cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReserveError {
-    /// A client owns it: another one, or this one listens on it already.
+    /// Another client owns it.
     Taken,
-    /// The client listens on [`MAX_LISTENING`] ports.
+    /// The client has [`MAX_RESERVED`] ports.
     Limit,
     /// It is kept for clients that may still come.
     Kept,
@@ -39,13 +44,23 @@ pub enum ReserveError {
 #[derive(Debug)]
 struct Holding {
     block: RangeInclusive<u16>,
-    listening: BTreeSet<u16>,
+    /// Each at one address, or at all.
+    reserved: BTreeSet<(u16, Option<IpAddress>)>,
+}
+
+impl Holding {
+    /// Where a port is reserved.
+    fn at(&self, port: u16) -> impl Iterator<Item = Option<IpAddress>> {
+        self.reserved.range((port, None)..).take_while(move |(other, _)| *other == port).map(|(_, address)| *address)
+    }
 }
 
 /// The table of all ports.
 #[derive(Debug)]
 pub struct PortTable {
     owners: Box<[u8; 1 << 16]>,
+    /// Who has the ports of [`SEVERAL`], at which addresses.
+    several: HashMap<u16, Vec<(IpAddress, ClientId)>>,
     holdings: [Option<Holding>; MAX_CLIENTS],
     /// Where the search for a block begins. A new client does not get its predecessor's ports, to which segments may be
     /// on their way.
@@ -59,24 +74,36 @@ fn block(number: usize) -> RangeInclusive<u16> {
 
 impl Default for PortTable {
     fn default() -> Self {
-        PortTable { owners: Box::new([NOBODY; 1 << 16]), holdings: [const { None }; MAX_CLIENTS], next_block: 0 }
+        PortTable {
+            owners: Box::new([NOBODY; 1 << 16]),
+            several: HashMap::new(),
+            holdings: [const { None }; MAX_CLIENTS],
+            next_block: 0,
+        }
     }
 }
 
 impl PortTable {
-    /// The client that owns a port.
+    /// The client that owns a port at an address. A port that one client alone has is its at all of them.
     #[inline]
-    pub fn owner(&self, port: u16) -> Option<ClientId> {
+    pub fn owner(&self, address: IpAddress, port: u16) -> Option<ClientId> {
         match self.owners[usize::from(port)] {
             NOBODY => None,
+            SEVERAL => self.owner_among_several(address, port),
             place => Some(ClientId(place)),
         }
     }
 
-    /// The ports that a client listens on. The uplink has none.
-    pub fn listening(&self, client: ClientId) -> impl Iterator<Item = u16> + '_ {
+    #[cold]
+    fn owner_among_several(&self, address: IpAddress, port: u16) -> Option<ClientId> {
+        let owners = self.several.get(&port)?;
+        owners.iter().find(|(own, _)| *own == address).map(|(_, client)| *client)
+    }
+
+    /// The ports that a client has reserved. The uplink has none.
+    pub fn reserved(&self, client: ClientId) -> BTreeSet<u16> {
         let holding = self.holdings.get(client.place()).and_then(Option::as_ref);
-        holding.into_iter().flat_map(|holding| holding.listening.iter().copied())
+        holding.into_iter().flat_map(|holding| holding.reserved.iter().map(|(port, _)| *port)).collect()
     }
 
     /// The block of a client.
@@ -100,44 +127,78 @@ impl PortTable {
         for port in block(number) {
             self.owners[usize::from(port)] = client.0;
         }
-        self.holdings[client.place()] = Some(Holding { block: block(number), listening: BTreeSet::new() });
+        self.holdings[client.place()] = Some(Holding { block: block(number), reserved: BTreeSet::new() });
         Some(block(number))
     }
 
     /// Frees everything that a client holds.
     pub(crate) fn leave(&mut self, client: ClientId) {
         let Some(holding) = self.holdings[client.place()].take() else { return };
-        for port in holding.block.chain(holding.listening) {
+        for port in holding.block {
             self.owners[usize::from(port)] = NOBODY;
+        }
+        for (port, _) in holding.reserved {
+            self.settle(port);
         }
     }
 
-    /// Reserves a port to listen on; 0 chooses one of the client's block.
+    /// Reserves a port at one address or at all. What the client has is granted again.
     ///
     /// # Errors
     /// See [`ReserveError`].
-    pub(crate) fn reserve(&mut self, client: ClientId, port: u16) -> Result<u16, ReserveError> {
+    pub(crate) fn reserve(
+        &mut self,
+        client: ClientId,
+        port: u16,
+        address: Option<IpAddress>,
+    ) -> Result<(), ReserveError> {
         let Some(holding) = &self.holdings[client.place()] else { return Err(ReserveError::Limit) };
-        if holding.listening.len() >= MAX_LISTENING {
+        if holding.reserved.contains(&(port, address)) {
+            return Ok(());
+        }
+        if holding.reserved.len() >= MAX_RESERVED {
             return Err(ReserveError::Limit);
         }
-        let port = match port {
-            // From the end: connections may leave from any port of the block, but fewer choices collide with it so.
-            0 => holding.block.clone().rev().find(|port| !holding.listening.contains(port)),
-            port => Some(port),
-        };
-        let Some(port) = port else { return Err(ReserveError::Limit) };
-        if holding.listening.contains(&port) || self.owner(port).is_some_and(|owner| owner != client) {
+        if port == 0 || self.others(client).any(|other| other.block.contains(&port) || has(other, port, address)) {
             return Err(ReserveError::Taken);
         }
-        if self.owner(port).is_none() && !self.leaves_enough_blocks(port) {
+        if self.owners[usize::from(port)] == NOBODY && !self.leaves_enough_blocks(port) {
             return Err(ReserveError::Kept);
         }
-        self.owners[usize::from(port)] = client.0;
         if let Some(holding) = &mut self.holdings[client.place()] {
-            holding.listening.insert(port);
+            holding.reserved.insert((port, address));
         }
-        Ok(port)
+        self.settle(port);
+        Ok(())
+    }
+
+    /// What all other clients hold.
+    fn others(&self, client: ClientId) -> impl Iterator<Item = &Holding> {
+        let others = self.holdings.iter().enumerate().filter(move |(place, _)| *place != client.place());
+        others.filter_map(|(_, holding)| holding.as_ref())
+    }
+
+    /// Works out who owns a port.
+    fn settle(&mut self, port: u16) {
+        let holders = ClientId::all().filter_map(|client| {
+            let holding = self.holdings[client.place()].as_ref()?;
+            (holding.block.contains(&port) || holding.at(port).next().is_some()).then_some((client, holding))
+        });
+        let holders: Vec<_> = holders.collect();
+        self.owners[usize::from(port)] = match holders[..] {
+            [] => NOBODY,
+            [(client, _)] => client.0,
+            _ => SEVERAL,
+        };
+        let several = holders
+            .iter()
+            .flat_map(|(client, holding)| holding.at(port).flatten().map(move |address| (address, *client)));
+        let several: Vec<_> = if holders.len() > 1 { several.collect() } else { Vec::new() };
+        if several.is_empty() {
+            self.several.remove(&port);
+        } else {
+            self.several.insert(port, several);
+        }
     }
 
     /// Whether each place that is free would still find a block if this port were taken.
@@ -150,11 +211,16 @@ impl PortTable {
         !self.is_untouched(number) || (0..BLOCKS).filter(|number| self.is_untouched(*number)).count() > places
     }
 
-    /// Gives a port back that the client listens on.
-    pub(crate) fn release(&mut self, client: ClientId, port: u16) {
+    /// Gives a port back that the client has reserved.
+    pub(crate) fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddress>) {
         let Some(holding) = &mut self.holdings[client.place()] else { return };
-        if holding.listening.remove(&port) && !holding.block.contains(&port) {
-            self.owners[usize::from(port)] = NOBODY;
+        if holding.reserved.remove(&(port, address)) {
+            self.settle(port);
         }
     }
+}
+
+/// Whether a client has reserved a port where another wants it.
+fn has(holding: &Holding, port: u16, address: Option<IpAddress>) -> bool {
+    holding.at(port).any(|own| own.is_none() || address.is_none() || own == address)
 }

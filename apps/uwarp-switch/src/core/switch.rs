@@ -240,10 +240,11 @@ impl Switch {
     pub fn leave(&mut self, client: ClientId) -> Vec<Probe> {
         // A port of another host is not the client's that has the same number here.
         let (ports, addresses) = (&self.ports, &self.addresses);
-        let is_gone = |end: &End| addresses.contains(&end.address) && ports.owner(end.port) == Some(client);
+        let is_gone =
+            |end: &End| addresses.contains(&end.address) && ports.owner(end.address, end.port) == Some(client);
         let mut probes = Vec::new();
         for Severed { gone, left, .. } in self.flows.take_gone(is_gone) {
-            if let Some(to) = self.ports.owner(left.port)
+            if let Some(to) = self.ports.owner(left.address, left.port)
                 && self.reply.probe(self.mac, self.macs[to.place()], gone, left)
             {
                 probes.push(Probe { to, frame: self.reply.octets().to_vec() });
@@ -257,18 +258,20 @@ impl Switch {
         probes
     }
 
-    /// Reserves a TCP port for a client to listen on; 0 chooses one.
+    /// Reserves a TCP port for a client, at one address or at all.
     ///
     /// # Errors
     /// See [`ReserveError`].
-    pub fn reserve(&mut self, client: ClientId, port: u16) -> Result<u16, ReserveError> {
-        self.ports.reserve(client, port)
+    pub fn reserve(&mut self, client: ClientId, port: u16, address: Option<IpAddr>) -> Result<(), ReserveError> {
+        // Another client may have had it at this address, too.
+        self.last = [None; PLACES];
+        self.ports.reserve(client, port, address.map(IpAddress::from))
     }
 
     /// Gives a reserved port back.
-    pub fn release(&mut self, client: ClientId, port: u16) {
+    pub fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddr>) {
         self.last = [None; PLACES];
-        self.ports.release(client, port);
+        self.ports.release(client, port, address.map(IpAddress::from));
     }
 
     /// Who owns which port.
@@ -409,13 +412,15 @@ impl Switch {
         if !self.is_shared(segment.source) {
             return Err(DropReason::SourceAddress);
         }
-        if self.ports.owner(segment.source_port) != Some(from) {
+        if self.ports.owner(segment.source, segment.source_port) != Some(from) {
             return Err(DropReason::SourcePort);
         }
         if !self.is_shared(segment.destination) {
             return self.send_outside(from, segment, octets);
         }
-        let Some(to) = self.ports.owner(segment.destination_port) else { return self.answer_reset(from, octets) };
+        let Some(to) = self.ports.owner(segment.destination, segment.destination_port) else {
+            return self.answer_reset(from, octets);
+        };
         if segment.flags & RARE != 0 {
             self.follow(from, to, segment, octets);
         } else if self.flows.has_doubtful(to) {
@@ -525,8 +530,8 @@ impl Switch {
         if !self.is_shared(source) {
             return Err(DropReason::SourceAddress);
         }
-        let is_receiver = self.ports.owner(flow.remote_port) == Some(from);
-        let to = self.ports.owner(flow.local_port);
+        let is_receiver = self.ports.owner(flow.remote, flow.remote_port) == Some(from);
+        let to = self.ports.owner(flow.local, flow.local_port);
         match to {
             Some(to) if is_receiver && self.is_shared(flow.local) && self.is_shared(flow.remote) => {
                 Ok(self.pass_control(from, to, octets))

@@ -98,7 +98,7 @@ fn answer_is_reset(switch: &Switch, sequence: u32) {
 #[test]
 fn a_segment_goes_to_the_owner_of_its_port_with_new_hardware_addresses() {
     let mut switch = switch(3);
-    assert_eq!(switch.reserve(client(1), 7471), Ok(7471));
+    assert_eq!(switch.reserve(client(1), 7471, None), Ok(()));
     let from = first_port(&switch, 0);
     for address in [V4, V6] {
         let mut segment = Segment::new(0, (from, 7471));
@@ -123,7 +123,7 @@ fn a_flow_goes_elsewhere_when_its_port_changes_hands() {
     let from = first_port(&switch, 0);
     let segment = Segment::new(0, (from, 7471)).build();
     for owner in [1, 2] {
-        switch.reserve(client(owner), 7471).unwrap();
+        switch.reserve(client(owner), 7471, None).unwrap();
         // The first is looked up, the second remembered.
         for _ in 0..2 {
             let (verdict, got) = judge(&mut switch, 0, segment.clone());
@@ -135,7 +135,7 @@ fn a_flow_goes_elsewhere_when_its_port_changes_hands() {
         dropped(&mut switch, 0, segment[..100].to_vec(), DropReason::Malformed);
         dropped(&mut switch, 0, [&segment[..], &[0; 1400]].concat(), DropReason::TooLong);
         if owner == 1 {
-            switch.release(client(1), 7471);
+            switch.release(client(1), 7471, None);
         } else {
             switch.leave(client(2));
         }
@@ -146,7 +146,7 @@ fn a_flow_goes_elsewhere_when_its_port_changes_hands() {
 #[test]
 fn what_is_in_anothers_name_is_dropped_and_counted() {
     let mut switch = switch(2);
-    switch.reserve(client(1), 7471).unwrap();
+    switch.reserve(client(1), 7471, None).unwrap();
     let own = first_port(&switch, 0);
     let good = Segment::new(0, (own, 7471));
     dropped(&mut switch, 0, Segment { mac: mac(client(1)), ..good.clone() }.build(), DropReason::SourceMac);
@@ -285,7 +285,7 @@ fn an_icmp_error_reaches_the_sender_of_what_it_quotes_and_only_its_receiver_may_
 #[test]
 fn the_peers_of_a_client_that_leaves_are_asked_and_then_reset() {
     let mut switch = switch(3);
-    switch.reserve(client(0), 7471).unwrap();
+    switch.reserve(client(0), 7471, None).unwrap();
     let (one, two) = (first_port(&switch, 1), first_port(&switch, 2));
     let mut connect = |from: usize, port: u16| {
         judge(&mut switch, from, Segment::new(from, (port, 7471)).flags(TcpFlags::SYN).build());
@@ -314,7 +314,7 @@ fn the_peers_of_a_client_that_leaves_are_asked_and_then_reset() {
     assert_eq!(judge(&mut switch, 1, Segment::new(1, (one, 7471)).build()).0, Verdict::Answer);
     answer_is_reset(&switch, 77);
     // The port is free.
-    assert_eq!(switch.reserve(client(1), 7471), Ok(7471));
+    assert_eq!(switch.reserve(client(1), 7471, None), Ok(()));
 }
 
 #[test]
@@ -322,40 +322,79 @@ fn a_port_has_one_owner_and_is_free_when_that_leaves() {
     let mut switch = switch(2);
     let (zero, one) = (switch.ports().block(client(0)).unwrap(), switch.ports().block(client(1)).unwrap());
     assert!(zero.end() < one.start());
-    assert_eq!(switch.reserve(client(0), 7471), Ok(7471));
-    assert_eq!(switch.reserve(client(0), 7471), Err(ReserveError::Taken));
-    assert_eq!(switch.reserve(client(1), 7471), Err(ReserveError::Taken));
-    assert_eq!(switch.reserve(client(1), *zero.start()), Err(ReserveError::Taken), "in another's block");
-    // Any port is one of the own block, and is given once.
-    let any = switch.reserve(client(0), 0).unwrap();
-    let other = switch.reserve(client(0), 0).unwrap();
-    assert!(zero.contains(&any) && zero.contains(&other) && any != other);
-    switch.release(client(1), 7471);
-    assert_eq!(switch.ports().owner(7471), Some(client(0)), "another's release does nothing");
-    switch.release(client(0), 7471);
-    switch.release(client(0), any);
-    assert_eq!((switch.ports().owner(7471), switch.ports().owner(any)), (None, Some(client(0))));
-    switch.reserve(client(0), 7471).unwrap();
+    assert_eq!(switch.reserve(client(0), 7471, None), Ok(()));
+    assert_eq!(switch.reserve(client(0), 7471, None), Ok(()), "what one has is granted again");
+    assert_eq!(switch.reserve(client(1), 7471, None), Err(ReserveError::Taken));
+    assert_eq!(switch.reserve(client(1), *zero.start(), None), Err(ReserveError::Taken), "in another's block");
+    assert_eq!(switch.reserve(client(1), 0, None), Err(ReserveError::Taken), "no port");
+    let any = *zero.end();
+    assert_eq!(switch.reserve(client(0), any, None), Ok(()));
+    switch.release(client(1), 7471, None);
+    assert_eq!(switch.ports().owner(V4.into(), 7471), Some(client(0)), "another's release does nothing");
+    switch.release(client(0), 7471, None);
+    switch.release(client(0), any, None);
+    assert_eq!((switch.ports().owner(V4.into(), 7471), switch.ports().owner(V4.into(), any)), (None, Some(client(0))));
+    switch.reserve(client(0), 7471, None).unwrap();
     switch.leave(client(0));
-    assert_eq!((switch.ports().owner(7471), switch.ports().owner(any)), (None, None));
+    assert_eq!((switch.ports().owner(V4.into(), 7471), switch.ports().owner(V4.into(), any)), (None, None));
     assert_eq!(switch.enter(client(0), mac(client(0))).map(|block| block.contains(&any)), Some(false));
+}
+
+#[test]
+fn clients_may_have_one_port_at_an_address_each() {
+    let mut switch = switch(3);
+    let from = first_port(&switch, 0);
+    let to = |switch: &mut Switch, destination: IpAddr| {
+        let segment = Segment { source: destination, destination, ..Segment::new(0, (from, 4420)) };
+        // The first is looked up, the second remembered.
+        let verdicts = [(); 2].map(|()| judge(switch, 0, segment.build()).0);
+        assert_eq!(verdicts[0], verdicts[1]);
+        match verdicts[0] {
+            Verdict::Forward { to, .. } => Some(to.place()),
+            _ => None,
+        }
+    };
+    // One client alone has the port everywhere, and may have it at several addresses.
+    assert_eq!(switch.reserve(client(1), 4420, Some(V4)), Ok(()));
+    assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (Some(1), Some(1)));
+    assert_eq!(switch.reserve(client(2), 4420, Some(V6)), Ok(()));
+    assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (Some(1), Some(2)));
+    for address in [None, Some(V4), Some(V6)] {
+        assert_eq!(switch.reserve(client(0), 4420, address), Err(ReserveError::Taken));
+    }
+    assert_eq!(switch.reserve(client(1), 4420, Some(V6)), Err(ReserveError::Taken));
+    assert_eq!(switch.reserve(client(1), 4420, None), Err(ReserveError::Taken));
+    // Each sends from its own address only.
+    let forged = Segment { source: V6, destination: V6, ..Segment::new(1, (4420, from)) };
+    dropped(&mut switch, 1, forged.build(), DropReason::SourcePort);
+    switch.release(client(1), 4420, None);
+    assert_eq!(to(&mut switch, V4), Some(1), "it was not reserved so");
+    switch.release(client(1), 4420, Some(V4));
+    assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (Some(2), Some(2)));
+    assert_eq!(switch.reserve(client(1), 4420, Some(V4)), Ok(()));
+    switch.leave(client(2));
+    assert_eq!(switch.reserve(client(1), 4420, Some(V6)), Ok(()));
+    assert_eq!(switch.ports().reserved(client(1)).into_iter().collect::<Vec<_>>(), [4420]);
+    assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (Some(1), Some(1)));
+    switch.leave(client(1));
+    assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (None, None));
 }
 
 #[test]
 fn nobody_hoards_ports_and_every_place_finds_a_block() {
     let mut switch = switch(1);
-    let reserved = (1..=65_535).filter(|port| switch.reserve(client(0), *port).is_ok()).count();
-    assert_eq!(reserved, MAX_LISTENING);
-    assert_eq!(switch.reserve(client(0), 0), Err(ReserveError::Limit));
+    let reserved = (1..=65_535).filter(|port| switch.reserve(client(0), *port, None).is_ok()).count();
+    assert_eq!(reserved, MAX_RESERVED);
+    assert_eq!(switch.reserve(client(0), 65_535, None), Err(ReserveError::Limit));
     // One port in as many blocks as possible.
     let mut switch = super::tests::switch(2);
     let blocks = EPHEMERAL.step_by(BLOCK.into());
-    let spread: Vec<_> = blocks.map(|port| switch.reserve(client(0), port)).collect();
+    let spread: Vec<_> = blocks.map(|port| switch.reserve(client(0), port, None)).collect();
     assert!(spread.contains(&Err(ReserveError::Kept)) && spread.iter().any(Result::is_ok), "{spread:?}");
     for place in 2..MAX_CLIENTS {
         let block = switch.enter(client(place), mac(client(place))).expect("a block is left");
         assert_eq!(block.len(), usize::from(BLOCK));
-        assert!(block.clone().all(|port| switch.ports().owner(port) == Some(client(place))));
+        assert!(block.clone().all(|port| switch.ports().owner(V4.into(), port) == Some(client(place))));
     }
     assert_eq!(switch.enter(client(1), mac(client(1))), None, "the place is taken");
     assert_eq!(ClientId::new(MAX_CLIENTS), None);

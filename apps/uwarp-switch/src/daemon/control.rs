@@ -22,7 +22,7 @@ use super::pump::Pump;
 use super::uplink::Uplink;
 use super::watchdog::Watchdog;
 use super::{Options, addresses};
-use crate::core::{ClientId, MAX_CLIENTS, MAX_LISTENING, ReserveError, Switch};
+use crate::core::{ClientId, MAX_CLIENTS, MAX_RESERVED, ReserveError, Switch};
 
 /// How often the control thread looks for a signal.
 const TICK: Duration = Duration::from_millis(250);
@@ -268,16 +268,16 @@ impl Control {
             }
             Request::Offer { .. } => Answer::Offer(self.offer.clone()),
             Request::Join { program, .. } => return self.join(index, program),
-            Request::Reserve { port } => self.reserve(index, port)?,
+            Request::Reserve { port, address } => self.reserve(index, port, address)?,
             Request::Deliver => {
                 if let Some(client) = &self.connections[index].client {
                     self.pump.deliver(client.id)?;
                 }
                 Answer::Delivered
             }
-            Request::Release { port } => {
+            Request::Release { port, address } => {
                 if let Some(client) = &self.connections[index].client {
-                    self.pump.release(client.id, port)?;
+                    self.pump.release(client.id, port, address)?;
                 }
                 Answer::Released
             }
@@ -333,15 +333,20 @@ impl Control {
         Ok(is_heard)
     }
 
-    fn reserve(&self, index: usize, port: u16) -> anyhow::Result<Answer> {
+    fn reserve(&self, index: usize, port: u16, address: Option<IpAddr>) -> anyhow::Result<Answer> {
         let Some(client) = &self.connections[index].client else {
             return Ok(refused(Refusal::Protocol, "only a client that has joined may have a port".to_owned()));
         };
-        Ok(match self.pump.reserve(client.id, port)? {
-            Ok(port) => Answer::Reserved { port },
+        if let Some(address) = address
+            && !self.offer.addresses.iter().any(|own| own.address == address)
+        {
+            return Ok(refused(Refusal::Protocol, format!("{address} is none of the shared addresses")));
+        }
+        Ok(match self.pump.reserve(client.id, port, address)? {
+            Ok(()) => Answer::Reserved,
             Err(ReserveError::Taken) => refused(Refusal::PortTaken, format!("port {port} is taken")),
             Err(ReserveError::Limit) => {
-                refused(Refusal::PortLimit, format!("a client may listen on {MAX_LISTENING} ports, and not on more"))
+                refused(Refusal::PortLimit, format!("a client may reserve {MAX_RESERVED} ports, and not more"))
             }
             Err(ReserveError::Kept) => {
                 refused(Refusal::PortLimit, format!("port {port} is kept for clients to come: choose one below 24576"))

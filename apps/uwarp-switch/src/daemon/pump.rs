@@ -1,6 +1,7 @@
 //! The thread that moves frames and owns the tables.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,8 +31,8 @@ const DESCRIPTORS: usize = 2 * PLACES + 1;
 enum Command {
     Attach { client: ClientId, mac: [u8; 6], queue: Queue, reply: Sender<Option<RangeInclusive<u16>>> },
     Detach { client: ClientId, reply: Sender<()> },
-    Reserve { client: ClientId, port: u16, reply: Sender<Result<u16, ReserveError>> },
-    Release { client: ClientId, port: u16, reply: Sender<()> },
+    Reserve { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<Result<(), ReserveError>> },
+    Release { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<()> },
     Deliver { client: ClientId, reply: Sender<()> },
     Link { is_up: bool, reply: Sender<()> },
     View { client: ClientId, reply: Sender<View> },
@@ -104,9 +105,14 @@ impl Pump {
         self.ask(|reply| Command::Detach { client, reply })
     }
 
-    /// Reserves a port.
-    pub(super) fn reserve(&self, client: ClientId, port: u16) -> anyhow::Result<Result<u16, ReserveError>> {
-        self.ask(|reply| Command::Reserve { client, port, reply })
+    /// Reserves a port at one address or at all.
+    pub(super) fn reserve(
+        &self,
+        client: ClientId,
+        port: u16,
+        address: Option<IpAddr>,
+    ) -> anyhow::Result<Result<(), ReserveError>> {
+        self.ask(|reply| Command::Reserve { client, port, address, reply })
     }
 
     /// Delivers what waits from a client.
@@ -115,8 +121,8 @@ impl Pump {
     }
 
     /// Gives a port back.
-    pub(super) fn release(&self, client: ClientId, port: u16) -> anyhow::Result<()> {
-        self.ask(|reply| Command::Release { client, port, reply })
+    pub(super) fn release(&self, client: ClientId, port: u16, address: Option<IpAddr>) -> anyhow::Result<()> {
+        self.ask(|reply| Command::Release { client, port, address, reply })
     }
 
     /// The uplink's link has gone up or down.
@@ -211,15 +217,15 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, users: usize
             let _ = reply.send(());
             return users - usize::from(was_in);
         }
-        Command::Reserve { client, port, reply } => {
-            let _ = reply.send(forwarder.switch_mut().reserve(client, port));
+        Command::Reserve { client, port, address, reply } => {
+            let _ = reply.send(forwarder.switch_mut().reserve(client, port, address));
         }
         Command::Deliver { client, reply } => {
             forwarder.deliver(client);
             let _ = reply.send(());
         }
-        Command::Release { client, port, reply } => {
-            forwarder.release(client, port);
+        Command::Release { client, port, address, reply } => {
+            forwarder.release(client, port, address);
             let _ = reply.send(());
         }
         Command::Link { is_up, reply } => {
@@ -228,7 +234,7 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, users: usize
         }
         Command::View { client, reply } => {
             let switch = forwarder.switch();
-            let listening = switch.ports().listening(client).collect();
+            let listening = switch.ports().reserved(client).into_iter().collect();
             let _ = reply.send(View { counters: *switch.counters(client), listening });
         }
     }

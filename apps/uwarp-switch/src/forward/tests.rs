@@ -137,9 +137,9 @@ fn what_was_sent_before_a_port_is_given_back_or_its_client_leaves_goes_on() {
     assert!(send(&mut ends[1].0, 1, (one, zero), 4));
     forwarder.deliver(client(1));
     assert_eq!(receive(&mut ends[0].0), [4]);
-    assert_eq!(forwarder.switch_mut().reserve(client(1), 7471), Ok(7471));
+    assert_eq!(forwarder.switch_mut().reserve(client(1), 7471, None), Ok(()));
     assert!(send(&mut ends[1].0, 1, (7471, zero), 5));
-    forwarder.release(client(1), 7471);
+    forwarder.release(client(1), 7471, None);
     assert_eq!(receive(&mut ends[0].0), [5]);
     assert!(send(&mut ends[1].0, 1, (one, zero), 6));
     assert!(forwarder.detach(client(1)).is_some());

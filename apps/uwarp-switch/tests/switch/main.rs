@@ -279,7 +279,7 @@ fn what_does_not_fit_the_protocol_is_refused_and_harms_nobody() {
         panic!("another version is let in");
     };
     assert!(reason.contains(&format!("speaks version {VERSION}, ")), "{reason}");
-    let reserve = ask(&socket, &Request::Reserve { port: 7000 });
+    let reserve = ask(&socket, &Request::Reserve { port: 7000, address: None });
     assert!(matches!(reserve, Some(Answer::Refused { refusal: Refusal::Protocol, .. })), "{reserve:?}");
     for text in ["", "{", "{\"request\":\"reserve\",\"port\":-1}", "\0\0\0"] {
         let socket = connect(&switch.socket).unwrap();

@@ -127,8 +127,8 @@ impl<B: Buffer> Connections<B> {
     ) -> bool {
         let id = connection.phase.listener();
         self.opening.leave_listener(connection);
-        let listener = self.opening.listeners.get(&connection.flow.local_port);
-        let listener = listener.filter(|found| Some(found.id) == id).map(|found| &found.requests);
+        let listener = id.and_then(|id| self.opening.listeners.get(connection.flow.local_port, id));
+        let listener = listener.map(|found| &found.requests);
         let Some(Requests::Streams { incoming, options, waiting }) = listener else { return false };
         let handle = self.table.reserved_handle(index);
         let (ends, setup) = stream(options, Arc::clone(doorbells));

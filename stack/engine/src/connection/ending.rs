@@ -127,7 +127,7 @@ impl<B: Buffer> Connections<B> {
                 self.ending.push((index, None));
             }
         }
-        self.opening.listeners.retain(|_, candidate| candidate.id != listener);
+        self.opening.listeners.remove(listener);
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use uwarp_wire::address::IpAddress;
 
 use crate::api::command::{ConnectionRequest, EventSink, ListenerId, Watch};
@@ -22,7 +23,7 @@ const STREAM_OPENING: Duration = Duration::from_secs(64);
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,
-    /// The own address that it listens on, if not all.
+    /// The own address that it listens on, if not all; an unspecified one stands for all of its version of IP.
     pub(crate) address: Option<IpAddress>,
     pub(crate) backlog: u32,
     /// Connections not yet accepted or rejected; with plain streams, those in their handshake.
@@ -52,10 +53,78 @@ pub(crate) enum Requests {
     },
 }
 
+/// The listeners, by port: one for each address, and for all.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    by_port: HashMap<u16, Vec<Listener>>,
+    count: usize,
+}
+
+impl Listeners {
+    /// The listener that takes what comes to an own address: the one that names it goes before those of all addresses.
+    pub(crate) fn at(&self, address: IpAddress, port: u16) -> Option<&Listener> {
+        let candidates = self.by_port.get(&port)?.iter().filter(|listener| listener.is_at(address));
+        candidates.max_by_key(|listener| listener.precedence())
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn at_mut(&mut self, address: IpAddress, port: u16) -> Option<&mut Listener> {
+        let candidates = self.by_port.get_mut(&port)?.iter_mut().filter(|listener| listener.is_at(address));
+        candidates.max_by_key(|listener| listener.precedence())
+    }
+
+    /// A listener of a port.
+    pub(crate) fn get(&self, port: u16, id: ListenerId) -> Option<&Listener> {
+        self.by_port.get(&port)?.iter().find(|listener| listener.id == id)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn get_mut(&mut self, port: u16, id: ListenerId) -> Option<&mut Listener> {
+        self.by_port.get_mut(&port)?.iter_mut().find(|listener| listener.id == id)
+    }
+
+    /// Whether somebody listens on a port, at whatever address.
+    pub(crate) fn has(&self, port: u16) -> bool {
+        self.by_port.contains_key(&port)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Adds a listener. False: there is one of the same address and port.
+    fn insert(&mut self, port: u16, listener: Listener) -> bool {
+        let others = self.by_port.entry(port).or_default();
+        let is_new = others.iter().all(|other| other.address != listener.address);
+        if is_new {
+            others.push(listener);
+            self.count += 1;
+        }
+        is_new
+    }
+
+    pub(crate) fn remove(&mut self, id: ListenerId) {
+        self.by_port.retain(|_, listeners| {
+            listeners.retain(|listener| listener.id != id);
+            !listeners.is_empty()
+        });
+        self.count = self.by_port.values().map(Vec::len).sum();
+    }
+}
+
 impl Listener {
     /// Whether it takes what comes to an own address.
-    pub(crate) fn is_at(&self, address: IpAddress) -> bool {
-        self.address.is_none_or(|own| own == address)
+    fn is_at(&self, address: IpAddress) -> bool {
+        self.address.is_none_or(|own| own == address || (own.is_unspecified() && own.is_ipv4() == address.is_ipv4()))
+    }
+
+    /// Which of several listeners takes a connection: that of one address, then that of a version of IP.
+    fn precedence(&self) -> u8 {
+        match self.address {
+            None => 0,
+            Some(own) if own.is_unspecified() => 1,
+            Some(_) => 2,
+        }
     }
 
     /// How many connections wait for the application.

@@ -261,7 +261,7 @@ impl<B: Buffer> Connections<B> {
     ) -> Result<(), ConnectFailure> {
         let is_free = self.find(flow).is_none()
             && self.time_wait.get(flow).is_none_or(|wait| may_reopen(net, now, flow, wait))
-            && !self.opening.listeners.contains_key(&flow.local_port)
+            && !self.opening.listeners.has(flow.local_port)
             // A connection to ourselves has both ends in this table. The other end's wait ends with the SYN.
             && !(net.addresses.is_own(flow.remote) && self.find(&flow.reversed()).is_some());
         if !is_free {
@@ -284,15 +284,10 @@ impl<B: Buffer> Connections<B> {
         let handle = self.table.reserved_handle(index);
         let (local, peer) = endpoints(&connection.flow);
         let requests = match &responding.origin {
-            Origin::Listener(listener) => {
-                let found = self.opening.listeners.get(&connection.flow.local_port);
-                match found.filter(|found| found.id == *listener) {
-                    Some(Listener { requests: Requests::Rdma { requests, watch }, .. }) => {
-                        Some((requests, Some(watch)))
-                    }
-                    _ => None,
-                }
-            }
+            Origin::Listener(listener) => match self.opening.listeners.get(connection.flow.local_port, *listener) {
+                Some(Listener { requests: Requests::Rdma { requests, watch }, .. }) => Some((requests, Some(watch))),
+                _ => None,
+            },
             Origin::Stream(requests) => Some((requests, None)),
         };
         let (Some(request), Some((requests, watch))) = (responding.machine.request(), requests) else {

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use uwarp_tcp::{Instant, IsnGenerator, SynCookies};
 use uwarp_wire::address::{FlowKey, IpAddress};
 
@@ -13,7 +12,7 @@ use crate::connection::Connection;
 use crate::connection::buffers::{HeldFrames, Record};
 use crate::connection::flow::FlowTable;
 use crate::connection::guesses::Guesses;
-use crate::connection::listener::Listener;
+use crate::connection::listener::{Listener, Listeners};
 use crate::connection::phase::Phase;
 use crate::connection::ports::ReservedPorts;
 use crate::connection::shares::Pressure;
@@ -80,8 +79,7 @@ impl<B: Buffer> Connections<B> {
 /// Listeners, and what they need for SYNs.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    /// By port.
-    pub(crate) listeners: HashMap<u16, Listener>,
+    pub(crate) listeners: Listeners,
     /// Passive connections whose handshake is not done.
     pub(crate) half_open: u32,
     /// The engine ends: no connection is opened any more.
@@ -103,7 +101,12 @@ pub(crate) struct Opening {
 impl Opening {
     /// Whether somebody listens where a segment goes.
     pub(crate) fn listens(&self, flow: &FlowKey) -> bool {
-        self.listeners.get(&flow.local_port).is_some_and(|listener| listener.is_at(flow.local))
+        self.listener_for(flow).is_some()
+    }
+
+    /// Who listens there.
+    pub(crate) fn listener_for(&self, flow: &FlowKey) -> Option<&Listener> {
+        self.listeners.at(flow.local, flow.local_port)
     }
 
     /// The peer has ended an attempt before its Reply. True: another one follows, and the queue pair waits for that.

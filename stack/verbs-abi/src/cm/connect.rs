@@ -88,13 +88,13 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
             resolve::bind(handle, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
         let mut state = handle.lock();
-        let Some(binding) = &state.binding else { return Err(EINVAL) };
         let context = process::started()?;
         if !matches!(state.stage, Stage::New) {
             return Err(EINVAL);
         }
         let most = context.config().limits.backlog;
         let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG).min(most);
+        let binding = state.binding.as_mut().ok_or(EINVAL)?;
         binding.listen(context, dispatch::channel()?, backlog, handle.key)?;
         state.stage = Stage::Listening;
         Ok(0)

@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::cm::channel::Report;
 use crate::cm::endings::Endings;
 use crate::cm::outcome::{self, Outcome};
-use crate::cm::{identifier, port};
+use crate::cm::identifier;
 use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
@@ -60,10 +60,6 @@ fn has_unread_successes(key: u64) -> bool {
 
 /// Delivers what became of a listener or a connection to the identifier with this key, if it is still there.
 fn carry(key: u64, change: ConnectionChange) {
-    let key = match &change {
-        ConnectionChange::Request(request) => port::listening(key, request.peer().ip()).unwrap_or(key),
-        _ => key,
-    };
     identifier::with(key, |known, id, handle| {
         let outcome = match change {
             ConnectionChange::Request(request) => return outcome::request(known, id, handle, *request),

@@ -33,6 +33,8 @@ pub(crate) struct State {
     pub(crate) waits: bool,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
+    /// `RDMA_OPTION_ID_AFONLY`: all addresses are those of one version of IP.
+    pub(crate) one_version: bool,
     /// The port that it is bound to.
     pub(crate) binding: Option<Binding>,
     pub(crate) stage: Stage,
@@ -289,16 +291,20 @@ unsafe extern "C" fn rdma_set_option(
             return Err(EINVAL);
         }
         match (level as u32, option as u32) {
-            // A port is free at once when its identifier goes, and each family has addresses of its own; the other is a
-            // hint.
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY | RDMA_OPTION_ID_TOS) => Ok(0),
+            // A port is free at once when its identifier goes; the other is a hint.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_TOS) => Ok(0),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) if length == size_of::<c_int>() => {
+                // SAFETY: the program's number.
+                handle.lock().one_version = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+                Ok(0)
+            }
             // Its queue pair tells it to those who ask.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) if length == 1 => {
                 // SAFETY: the program's octet.
                 handle.lock().timeout = unsafe { value.cast::<u8>().read() };
                 Ok(0)
             }
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => Err(EINVAL),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY | RDMA_OPTION_ID_ACK_TIMEOUT) => Err(EINVAL),
             _ => Err(Errno(libc::ENOSYS)),
         }
     })

@@ -68,7 +68,7 @@ pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Er
     if state.local.is_some() || !matches!(state.stage, Stage::New) {
         return Err(EINVAL);
     }
-    let binding = port::bind(context, (wanted.port() != 0).then_some(wanted.port()), wanted.ip())?;
+    let binding = port::bind(context, (wanted.port() != 0).then_some(wanted.port()), wanted.ip(), state.one_version)?;
     let local = SocketAddr::new(wanted.ip(), binding.number());
     state.binding = Some(binding);
     state.local = Some(local);

@@ -18,7 +18,8 @@ use uwarp_ring::Notifier;
 pub struct ListenOptions {
     /// Connections that may wait to be answered. Further SYNs are ignored, and the peer retransmits them.
     pub backlog: usize,
-    /// The own address to listen on; `None` is all of them.
+    /// The own address to listen on; `None` is all of them, and an unspecified one all of its version of IP. Each
+    /// address may have a listener of its own on one port.
     pub address: Option<IpAddr>,
 }
 
@@ -43,11 +44,12 @@ impl Context {
     /// [`Error::PortTaken`] if the port has a listener or is reserved, [`Error::Argument`] for options out of bounds,
     /// and what [`start`](Self::start) fails with.
     pub fn listen(&self, port: u16, options: ListenOptions) -> Result<Listener, Error> {
-        let reservation = PortReservation::new(self.shared(), (port != 0).then_some(port))?;
+        let reservation = PortReservation::new(self.shared(), options.address, (port != 0).then_some(port))?;
         Listener::create(self.shared(), reservation, &options)
     }
 
-    /// Takes connection requests on a port that was reserved.
+    /// Takes connection requests on a port that was reserved, at the address that the options name. Without one, it
+    /// takes what no other listener of the port takes.
     ///
     /// # Errors
     /// Those of [`listen`](Self::listen).
@@ -86,6 +88,7 @@ impl Listener {
                 format!("choose 1 to {most} (limits.backlog)"),
             ));
         }
+        reservation.listens()?;
         let port = reservation.port();
         let notifier = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for a listener"))?);
         shared.waiters.add(&notifier);

@@ -9,14 +9,14 @@ use crate::runtime::lingering::LingeringList;
 use crate::runtime::lock::lock;
 use crate::runtime::numbers::Objects;
 use crate::runtime::ports::Launch;
-use crate::runtime::switch::{Link, ReservedPort, Watcher};
+use crate::runtime::switch::{Link, Watcher};
+use crate::runtime::tcp_ports::TcpPorts;
 use crate::runtime::waiters::Waiters;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
 use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError, at, bounded, never, select};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use uwarp_engine::ReservedPorts;
 use uwarp_engine::command::Command;
 use uwarp_engine::stats::EngineStats;
 use uwarp_memory::RegionTable;
@@ -37,8 +37,7 @@ pub(crate) struct Core {
     pub(crate) engines: Vec<EngineHandle>,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) objects: Objects,
-    /// TCP ports that listeners and reservations have.
-    pub(crate) ports: Arc<ReservedPorts>,
+    pub(crate) ports: TcpPorts,
     pub(crate) port: Mutex<Option<uwarp_dpdk::Port>>,
     pub(crate) opened: Instant,
     pub(crate) waiters: Arc<Waiters>,
@@ -101,7 +100,7 @@ impl Core {
             engines,
             regions,
             objects,
-            ports: Arc::default(),
+            ports: TcpPorts::default(),
             port: Mutex::new(None),
             opened: Instant::now(),
             waiters,
@@ -153,9 +152,9 @@ impl Core {
         let _ = self.switch.set(link);
     }
 
-    /// Reserves a TCP port to listen on, where a switch shares them out; it may choose one in place of 0.
-    pub(crate) fn reserve(&self, port: u16) -> Result<Option<ReservedPort>, Error> {
-        self.switch.get().map(|link| link.reserve(port)).transpose()
+    /// The place in the switch, where one shares the TCP ports out.
+    pub(crate) fn link(&self) -> Option<&Arc<Link>> {
+        self.switch.get()
     }
 
     /// Waits until a switch has delivered the frames that the engines gave to the device.

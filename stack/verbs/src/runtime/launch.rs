@@ -28,7 +28,7 @@ pub(crate) fn start(core: &Core) -> Result<(), Error> {
     let Launch { ports, capture, events } = &mut *launch;
     if let Some(source) = ports {
         let mut config = core.config.clone();
-        let link = switch::join(&mut config, &core.ports)?;
+        let link = switch::join(&mut config, &core.ports.reserved)?;
         // Once the engines run, nothing may fail.
         let watcher = link.as_ref().map(|_| core.watcher()).transpose()?;
         let (port, seeds) = source.open(&config)?;
@@ -76,14 +76,14 @@ fn run_engines(
         let mut settings = engine_config(config, index as u16, steering.as_ref(), tcp, cookie_secret);
         if let Some(link) = link {
             // Other programs have the same addresses, and other ports.
-            (settings.loop_back, settings.ephemeral_ports) = (false, link.ports());
+            (settings.loop_back, settings.ephemeral_ports) = (false, link.block().into_inner());
         }
         let seed = EngineSeed {
             config: settings,
             port,
             channels: EngineChannels {
                 regions: Arc::clone(&core.regions),
-                ports: Arc::clone(&core.ports),
+                ports: Arc::clone(&core.ports.reserved),
                 doorbells: Arc::clone(engine.doorbells()),
                 commands: engine.mailbox().ok_or(Error::ContextClosed)?,
                 events: events.clone(),

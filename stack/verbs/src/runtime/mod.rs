@@ -18,4 +18,5 @@ mod prepare;
 pub(crate) mod reservation;
 pub(crate) mod settings;
 pub mod switch;
+pub(crate) mod tcp_ports;
 mod waiters;

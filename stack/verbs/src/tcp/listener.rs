@@ -68,7 +68,8 @@ impl TcpListener {
                 format!("the backlog is {}: choose 1 to {most} (limits.backlog)", options.backlog),
             ));
         }
-        let reservation = PortReservation::new(shared, (port != 0).then_some(port)).map_err(|error| match error {
+        let reservation = PortReservation::new(shared, None, (port != 0).then_some(port));
+        let reservation = reservation.and_then(|kept| kept.listens().map(|()| kept)).map_err(|error| match error {
             Error::PortTaken(_) | Error::NoPort { .. } | Error::PortLimit { .. } => {
                 io::Error::new(ErrorKind::AddrInUse, error)
             }

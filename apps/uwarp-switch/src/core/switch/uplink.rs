@@ -287,7 +287,7 @@ impl Switch {
         if !self.is_shared(segment.destination) {
             return Ok(Verdict::Drop);
         }
-        let Some(to) = self.ports.owner(segment.destination_port) else {
+        let Some(to) = self.ports.owner(segment.destination, segment.destination_port) else {
             return self.reset_outside(octets);
         };
         if segment.flags & RARE != 0 {
@@ -413,7 +413,7 @@ impl Switch {
         if self.is_shared(route.source) || !is_host(route.source) {
             return Err(DropReason::SourceAddress);
         }
-        match self.ports.owner(flow.local_port) {
+        match self.ports.owner(flow.local, flow.local_port) {
             Some(to)
                 if self.is_shared(flow.local) && flow.local == route.destination && !self.is_shared(flow.remote) =>
             {

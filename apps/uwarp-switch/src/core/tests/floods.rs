@@ -44,7 +44,7 @@ fn asked(switch: &mut Switch) -> Vec<u16> {
 #[test]
 fn half_open_connections_with_hosts_give_way_to_others() {
     let mut switch = joined(1);
-    switch.reserve(client(0), PORT).unwrap();
+    switch.reserve(client(0), PORT, None).unwrap();
     (1..=100).for_each(|port| open_outside(&mut switch, port, Some(RIGHT)));
     // Whoever sends in another's name does not know the right number.
     (1000..7000).for_each(|port| open_outside(&mut switch, port, Some(77)));
@@ -64,7 +64,7 @@ fn half_open_connections_between_clients_give_way_to_others() {
     let mut switch = switch(2);
     let own = first_port(&switch, 1);
     for listener in 0..8 {
-        switch.reserve(client(0), PORT + listener).unwrap();
+        switch.reserve(client(0), PORT + listener, None).unwrap();
     }
     open_inside(&mut switch, own, Some(RIGHT));
     // All other ports of the client, to all listeners.
@@ -85,7 +85,7 @@ fn half_open_connections_between_clients_give_way_to_others() {
 #[test]
 fn open_connections_give_way_to_none_until_they_end() {
     let mut switch = joined(1);
-    switch.reserve(client(0), PORT).unwrap();
+    switch.reserve(client(0), PORT, None).unwrap();
     (1..=MOST as u16).for_each(|port| open_outside(&mut switch, port, Some(RIGHT)));
     open_outside(&mut switch, 5000, Some(RIGHT));
     // One is reset, and there is room for one.
@@ -109,7 +109,7 @@ fn end_from_outside(switch: &mut Switch, port: u16) {
 #[test]
 fn a_host_that_was_reset_in_its_name_is_told_of_the_clients_death() {
     let mut switch = joined(1);
-    switch.reserve(client(0), PORT).unwrap();
+    switch.reserve(client(0), PORT, None).unwrap();
     open_outside(&mut switch, 1, Some(RIGHT));
     end_from_outside(&mut switch, 1);
     assert_eq!(asked(&mut switch), [1]);
@@ -119,7 +119,7 @@ fn a_host_that_was_reset_in_its_name_is_told_of_the_clients_death() {
 #[test]
 fn a_connection_that_was_reset_from_outside_gives_way_unless_its_client_goes_on() {
     let mut switch = joined(1);
-    switch.reserve(client(0), PORT).unwrap();
+    switch.reserve(client(0), PORT, None).unwrap();
     (1..=3).for_each(|port| open_outside(&mut switch, port, Some(RIGHT)));
     // The switch knows the way of such a segment, so it does not look at the next one.
     let go_on = |switch: &mut Switch| judge(switch, 0, destined(leaving(0, (PORT, 2)).build(), HOST));

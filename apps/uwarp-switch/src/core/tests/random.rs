@@ -24,6 +24,11 @@ impl Choices {
         }
     }
 
+    /// All addresses, or one of them.
+    fn address(&mut self) -> Option<IpAddr> {
+        [None, Some(V4), Some(V6)][self.below(3)]
+    }
+
     /// A segment that is right but for a few octets.
     fn frame(&mut self, switch: &Switch, from: ClientId) -> Vec<u8> {
         let from = if self.below(8) == 0 { self.below(4) } else { from.place() };
@@ -55,6 +60,11 @@ impl Choices {
     }
 }
 
+/// The source and destination of a segment that was forwarded: a shared address.
+fn address(frame: &[u8]) -> IpAddr {
+    if frame[12] == 8 { V4 } else { V6 }
+}
+
 /// The ports in a segment that was forwarded.
 fn ports(frame: &[u8]) -> (u16, u16) {
     let at = if frame[12] == 8 { 34 } else { 54 };
@@ -77,17 +87,19 @@ fn no_frame_passes_in_anothers_name_whatever_comes() {
                         assert_ne!(probe.to, from);
                         assert!(matches!(classify(&probe.frame, probe.frame.len()), Ok(Frame::Tcp(_))));
                     }
-                    assert!((0..=u16::MAX).step_by(31).all(|port| switch.ports().owner(port) != Some(from)));
+                    let has = |address: IpAddr, port| switch.ports().owner(address.into(), port) == Some(from);
+                    assert!((0..=u16::MAX).step_by(31).all(|port| !has(V4, port) && !has(V6, port)));
                 }
                 3 => {
                     let wish = choices.port(&switch);
-                    if let Ok(port) = switch.reserve(from, wish) {
-                        assert_eq!(switch.ports().owner(port), Some(from));
+                    let address = choices.address();
+                    if switch.reserve(from, wish, address).is_ok() {
+                        assert_eq!(switch.ports().owner(address.unwrap_or(V4).into(), wish), Some(from));
                     }
                 }
                 4 => {
                     let port = choices.port(&switch);
-                    switch.release(from, port);
+                    switch.release(from, port, choices.address());
                 }
                 _ => {
                     let mut frame = choices.frame(&switch, from);
@@ -100,8 +112,8 @@ fn no_frame_passes_in_anothers_name_whatever_comes() {
                             assert_eq!(frame[12..], before[12..]);
                             if tcp_len > 0 {
                                 let (source, destination) = ports(&frame);
-                                assert_eq!(switch.ports().owner(source), Some(from));
-                                assert_eq!(switch.ports().owner(destination), Some(to));
+                                let owner = |port| switch.ports().owner(address(&frame).into(), port);
+                                assert_eq!((owner(source), owner(destination)), (Some(from), Some(to)));
                             }
                         }
                         Verdict::Answer => {

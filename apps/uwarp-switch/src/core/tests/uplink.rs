@@ -77,7 +77,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
 #[test]
 fn segments_pass_between_a_client_and_a_host_under_the_uplinks_hardware_address() {
     let mut switch = joined(2);
-    switch.reserve(client(1), 7471).unwrap();
+    switch.reserve(client(1), 7471, None).unwrap();
     let own = first_port(&switch, 0);
     for (shared, host) in [(V4, HOST4), (V6, HOST6)] {
         let ip_len = if host.is_ipv4() { 20 } else { 40 };
@@ -508,7 +508,7 @@ fn nothing_passes_the_uplink_in_anothers_name_whatever_comes() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut switch = joined(2);
-        switch.reserve(client(1), 7471).unwrap();
+        switch.reserve(client(1), 7471, None).unwrap();
         for _ in 0..300 {
             let from = if random.bool() { ClientId::UPLINK } else { client(random.usize(..2)) };
             let mut frame = any_frame(&mut random, &switch);
@@ -525,14 +525,14 @@ fn nothing_passes_the_uplink_in_anothers_name_whatever_comes() {
                     let segment = segment.expect("only segments leave, where nobody pings");
                     assert_eq!((&before[6..12], &frame[6..12]), (&mac(from)[..], &UPLINK[..]));
                     assert!(frame[0] & 1 == 0 && frame[..6] == before[..6]);
-                    assert_eq!(switch.ports().owner(segment.source_port), Some(from));
+                    assert_eq!(switch.ports().owner(V4.into(), segment.source_port), Some(from));
                     assert!([V4.into(), V6.into()].contains(&segment.source));
                 }
                 Verdict::Forward { to, .. } if from == ClientId::UPLINK => {
                     within += 1;
                     let segment = segment.expect("no ICMP errors are made");
                     assert_eq!((&before[..6], &frame[..6]), (&UPLINK[..], &mac(to)[..]));
-                    assert_eq!(switch.ports().owner(segment.destination_port), Some(to));
+                    assert_eq!(switch.ports().owner(V4.into(), segment.destination_port), Some(to));
                     assert!(![V4.into(), V6.into()].contains(&segment.source));
                     assert_eq!(frame[6..], before[6..]);
                 }

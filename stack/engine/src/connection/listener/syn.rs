@@ -119,15 +119,14 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         (frame, previous): (&TcpFrame, Option<TimeWait>),
     ) {
-        let port = frame.flow.local_port;
-        let Some(listener) = self.opening.listeners.get(&port) else {
+        let Some(listener) = self.opening.listener_for(&frame.flow) else {
             return counters.cannot_be("a SYN was found to have a listener, and has none");
         };
         let (backlog, half_open) = (listener.backlog, listener.half_open);
         // A full backlog ignores SYNs instead of refusing: the peer retransmits them, and there may be room then.
         let mut waiting = listener.waiting();
         if waiting >= listener.backlog {
-            if !self.make_room(link, counters, now, port, frame.flow.remote) {
+            if !self.make_room(link, counters, now, &frame.flow) {
                 return counters.count_drop(DropReason::BacklogFull);
             }
             waiting -= 1;
@@ -197,7 +196,6 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         frame: &TcpFrame,
     ) -> Cookie {
-        let port = frame.flow.local_port;
         if !self.opening.guesses.admits(now, frame.flow.remote) {
             counters.cookies_not_compared += 1;
             return Cookie::NotCompared;
@@ -209,8 +207,8 @@ impl<B: Buffer> Connections<B> {
             return Cookie::None;
         };
         // The peer considers the connection open; its next segment tries again.
-        let full = self.opening.listeners.get(&port).is_none_or(|listener| listener.waiting() >= listener.backlog);
-        if full && !self.make_room(link, counters, now, port, frame.flow.remote) {
+        let full = self.opening.listener_for(&frame.flow).is_none_or(|listener| listener.waiting() >= listener.backlog);
+        if full && !self.make_room(link, counters, now, &frame.flow) {
             counters.count_drop(DropReason::BacklogFull);
             return Cookie::Ignored;
         }
@@ -236,7 +234,8 @@ impl<B: Buffer> Connections<B> {
         now: Instant,
         (frame, tcp): (&TcpFrame, uwarp_tcp::Connection),
     ) -> Option<u32> {
-        let Some(listener) = self.opening.listeners.get_mut(&frame.flow.local_port) else {
+        let FlowKey { local, local_port, .. } = frame.flow;
+        let Some(listener) = self.opening.listeners.at_mut(local, local_port) else {
             counters.cannot_be("a connection opens without a listener");
             return None;
         };
@@ -268,7 +267,7 @@ impl<B: Buffer> Connections<B> {
 }
 
 impl Opening {
-    /// Listens on a port.
+    /// Listens on a port of one own address, of all of a version of IP, or of all.
     pub(crate) fn listen(
         &mut self,
         net: &Net,
@@ -280,17 +279,15 @@ impl Opening {
     ) -> Result<(), ControlError> {
         self.check_listen(&config.limits, port)?;
         if let Some(own) = address
+            && !own.is_unspecified()
             && !net.addresses.may_be_own(own.into())
         {
             return Err(ControlError::NotOwn(own));
         }
         let address = address.map(IpAddress::from);
         let silent = Silent::new(KeyedHash::new(config.secret));
-        self.listeners.insert(
-            port,
-            Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests },
-        );
-        Ok(())
+        let listener = Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests };
+        if self.listeners.insert(port, listener) { Ok(()) } else { Err(ControlError::PortInUse(port)) }
     }
 
     fn check_listen(&self, limits: &Limits, port: u16) -> Result<(), ControlError> {
@@ -299,9 +296,6 @@ impl Opening {
         }
         if self.is_closed {
             return Err(ControlError::ShuttingDown);
-        }
-        if self.listeners.contains_key(&port) {
-            return Err(ControlError::PortInUse(port));
         }
         if self.listeners.len() >= limits.listeners as usize {
             return Err(ControlError::Limit("listeners"));
@@ -322,7 +316,7 @@ impl Opening {
 
     /// The listener of a passive connection, if it is still there.
     fn listener_of(&mut self, connection: &Connection, id: ListenerId) -> Option<&mut Listener> {
-        self.listeners.get_mut(&connection.flow.local_port).filter(|listener| listener.id == id)
+        self.listeners.get_mut(connection.flow.local_port, id)
     }
 
     /// A passive connection leaves the backlog: it was answered, or it ended.
@@ -337,7 +331,7 @@ impl Opening {
 
     /// TCP's settings for a listener's connections, adapted from those of any connection.
     fn listener_config(&self, mut config: uwarp_tcp::Config, flow: &FlowKey) -> uwarp_tcp::Config {
-        let listener = self.listeners.get(&flow.local_port);
+        let listener = self.listener_for(flow);
         if let Some(Requests::Streams { options, .. }) = listener.map(|listener| &listener.requests) {
             options.configure(&mut config);
         }

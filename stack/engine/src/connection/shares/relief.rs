@@ -9,7 +9,7 @@ use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use uwarp_tcp::Instant;
-use uwarp_wire::address::IpAddress;
+use uwarp_wire::address::FlowKey;
 
 impl<B: Buffer> Connections<B> {
     /// The handshake of a passive connection is done; its MPA Request may come.
@@ -18,7 +18,7 @@ impl<B: Buffer> Connections<B> {
         let Some(id) = connection.phase.listener() else { return };
         self.opening.handshake_done(connection, id);
         let (table, listeners) = (&self.table, &mut self.opening.listeners);
-        let Some(listener) = listeners.get_mut(&connection.flow.local_port) else {
+        let Some(listener) = listeners.get_mut(connection.flow.local_port, id) else {
             return counters.cannot_be("a connection outlives its listener");
         };
         let order = &mut listener.silent.order;
@@ -29,19 +29,18 @@ impl<B: Buffer> Connections<B> {
         order.push_back(table.reserved_handle(index));
     }
 
-    /// Whether a full listener makes room for a connection from `source`: the longest silent connection is evicted,
-    /// unless `source` has half of the places already.
+    /// Whether a full listener makes room for a connection of this flow: the longest silent connection is evicted,
+    /// unless its peer has half of the places already.
     pub(crate) fn make_room<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
         counters: &mut Counters,
         now: Instant,
-        port: u16,
-        source: IpAddress,
+        flow: &FlowKey,
     ) -> bool {
         let Connections { table, opening, ending, .. } = self;
-        let Some(listener) = opening.listeners.get_mut(&port) else { return false };
-        if listener.silent.by_source.get(&source).is_some_and(|count| 2 * count >= listener.backlog) {
+        let Some(listener) = opening.listeners.at_mut(flow.local, flow.local_port) else { return false };
+        if listener.silent.by_source.get(&flow.remote).is_some_and(|count| 2 * count >= listener.backlog) {
             return false;
         }
         while let Some(handle) = listener.silent.order.pop_front() {

@@ -8,7 +8,8 @@ use crossbeam::channel::{Sender, bounded};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown, sockopt};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -34,7 +35,7 @@ pub(crate) struct Link {
     path: PathBuf,
     socket: OwnedFd,
     /// Held while a request waits for its answer. Ports that are reserved for connections only: their holders are gone.
-    asking: Mutex<Vec<u16>>,
+    asking: Mutex<Vec<(u16, Option<IpAddr>)>>,
     /// The context's ports, with the number of connections of each.
     ports: Arc<ReservedPorts>,
     /// Wakes the thread that gives ports back.
@@ -154,9 +155,9 @@ pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Op
 }
 
 impl Link {
-    /// First and last port of the context's block.
-    pub(crate) fn ports(&self) -> (u16, u16) {
-        self.welcome.ports
+    /// The ports that are the context's own.
+    pub(crate) fn block(&self) -> RangeInclusive<u16> {
+        self.welcome.ports.0..=self.welcome.ports.1
     }
 
     /// The end of the switch, if that was it.
@@ -181,19 +182,20 @@ impl Link {
         "the switch has ended: start it again and open a new context"
     }
 
-    /// Reserves a TCP port to listen on; 0 leaves the choice to the switch.
+    /// Reserves a TCP port at one address or at all.
     ///
     /// # Errors
     /// [`Error::PortTaken`], [`Error::PortLimit`], or [`Error::Switch`] with another reason.
-    pub(crate) fn reserve(self: &Arc<Self>, port: u16) -> Result<ReservedPort, Error> {
+    pub(crate) fn reserve(self: &Arc<Self>, port: u16, address: Option<IpAddr>) -> Result<ReservedPort, Error> {
         let mut unheld = lock(&self.asking);
         self.check()?;
-        if let Some(index) = unheld.iter().position(|unheld| *unheld == port) {
+        let reserved = || ReservedPort { port, address, link: Arc::clone(self) };
+        if let Some(index) = unheld.iter().position(|unheld| *unheld == (port, address)) {
             unheld.swap_remove(index);
-            return Ok(ReservedPort { port, link: Arc::clone(self) });
+            return Ok(reserved());
         }
-        match self.ask(&Request::Reserve { port })? {
-            (Answer::Reserved { port }, _) => Ok(ReservedPort { port, link: Arc::clone(self) }),
+        match self.ask(&Request::Reserve { port, address })? {
+            (Answer::Reserved, _) => Ok(reserved()),
             (Answer::Refused { refusal: Refusal::PortTaken, .. }, _) => Err(Error::PortTaken(port)),
             (Answer::Refused { refusal: Refusal::PortLimit, reason }, _) => {
                 Err(Error::PortLimit { socket: self.path.clone(), reason })
@@ -226,10 +228,10 @@ impl Link {
         }
         // Before looking, so that a connection which ends meanwhile fires.
         self.unused.arm();
-        unheld.retain(|port| {
+        unheld.retain(|(port, address)| {
             let is_used = self.ports.has_connections(*port);
             if !is_used {
-                self.release(*port);
+                self.release(*port, *address);
             }
             is_used
         });
@@ -239,9 +241,9 @@ impl Link {
     }
 
     /// Gives a port back; the caller has locked `asking`.
-    fn release(&self, port: u16) {
+    fn release(&self, port: u16, address: Option<IpAddr>) {
         if self.state.load(Ordering::Acquire) == OPEN {
-            let _ = self.ask(&Request::Release { port });
+            let _ = self.ask(&Request::Release { port, address });
         }
     }
 
@@ -313,12 +315,14 @@ impl Drop for Link {
 #[derive(Debug)]
 pub(crate) struct ReservedPort {
     port: u16,
+    address: Option<IpAddr>,
     link: Arc<Link>,
 }
 
 impl ReservedPort {
-    pub(crate) fn port(&self) -> u16 {
-        self.port
+    /// The address at which the context has it, if not at all.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 }
 
@@ -327,10 +331,10 @@ impl Drop for ReservedPort {
         let link = &self.link;
         let mut unheld = lock(&link.asking);
         if link.ports.has_connections(self.port) {
-            unheld.push(self.port);
+            unheld.push((self.port, self.address));
             link.unused.fire();
         } else {
-            link.release(self.port);
+            link.release(self.port, self.address);
         }
     }
 }

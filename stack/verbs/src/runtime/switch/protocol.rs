@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Version of these messages. A switch serves clients of its own version only.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Most octets of a message.
 pub const LONGEST: usize = 64 << 10;
 
@@ -38,15 +38,19 @@ pub enum Request {
         /// The program's name, for people.
         program: String,
     },
-    /// A TCP port to listen on; 0 leaves the choice to the switch.
+    /// A TCP port outside the client's block, or one that it listens on.
     Reserve {
         /// The port.
         port: u16,
+        /// The shared address; none: all.
+        address: Option<IpAddr>,
     },
     /// Gives such a port back.
     Release {
         /// The port.
         port: u16,
+        /// As it was reserved.
+        address: Option<IpAddr>,
     },
     /// Delivers what the client's device holds. A program that ends at once loses what the switch has not taken.
     Deliver,
@@ -66,10 +70,7 @@ pub enum Answer {
     /// To [`Request::Join`]; the socket of the client's device comes along.
     Welcome(Welcome),
     /// To [`Request::Reserve`].
-    Reserved {
-        /// The port.
-        port: u16,
-    },
+    Reserved,
     /// To [`Request::Release`].
     Released,
     /// To [`Request::Deliver`].
@@ -181,7 +182,7 @@ pub struct ClientStatus {
     pub program: String,
     /// First and last port of its block.
     pub ports: (u16, u16),
-    /// The ports that it listens on.
+    /// The ports that it has reserved: those that it listens on, and those outside its block.
     pub listening: Vec<u16>,
     /// Frames from the client.
     pub received: u64,
