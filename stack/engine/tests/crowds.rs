@@ -32,6 +32,14 @@ fn stats(world: &World, host: usize) -> EngineStats {
     world.hosts[host].engine.as_ref().expect("alive").stats()
 }
 
+/// Lets time go by, and no more of it: [`World::run`] ends with the next event.
+fn pause(world: &mut World, time: Duration) {
+    let end = world.now() + time;
+    while world.now() < end {
+        world.step_until(Some(end));
+    }
+}
+
 fn small() -> StreamOptions {
     StreamOptions { send_buffer: 4096, receive_buffer: 4096, ..StreamOptions::default() }
 }
@@ -432,9 +440,9 @@ fn a_port_is_used_again_at_once_within_a_host() {
             assert_eq!(server.read(&mut [0; 2000]), 2000);
             let (first, second) = if server_first { (server, client) } else { (client, server) };
             drop(first);
-            world.run(Duration::from_micros(50));
+            pause(&mut world, Duration::from_micros(50));
             drop(second);
-            world.run(Duration::from_micros(50));
+            pause(&mut world, Duration::from_micros(50));
             let stats = stats(&world, 0);
             assert_eq!((stats.time_wait, stats.connections.len()), (1, 0), "round {round}");
         }
@@ -455,14 +463,14 @@ fn this_side_takes_a_port_out_of_time_wait_after_a_second_if_there_are_timestamp
         let incoming = world.hosts[1].listen_streams(PORT, 16, StreamOptions::default());
         let (client, server) = joined(&mut world, &incoming, &small());
         drop(client);
-        world.run(Duration::from_millis(1));
+        pause(&mut world, Duration::from_millis(1));
         drop(server);
-        world.run(Duration::from_millis(1));
+        pause(&mut world, Duration::from_millis(1));
         assert_eq!(stats(&world, 0).time_wait, 1);
         let mut later = |wait: Duration| {
-            world.run(wait);
+            pause(&mut world, wait);
             let client = joined_later(&world);
-            world.run(Duration::from_millis(1));
+            pause(&mut world, Duration::from_millis(1));
             client.failure().is_none()
         };
         assert!(!later(Duration::from_millis(900)), "timestamps {timestamps}");

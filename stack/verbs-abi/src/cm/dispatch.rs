@@ -3,8 +3,8 @@
 use crate::abi::*;
 use crate::cm::channel::Report;
 use crate::cm::endings::Endings;
-use crate::cm::outcome::{self, Outcome};
 use crate::cm::identifier;
+use crate::cm::outcome::{self, Outcome};
 use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
@@ -64,7 +64,8 @@ fn carry(key: u64, change: ConnectionChange) {
         let outcome = match change {
             ConnectionChange::Request(request) => return outcome::request(known, id, handle, *request),
             ConnectionChange::Established(made) => {
-                Outcome::Established { private_data: made.private_data, ird: made.ird, ord: made.ord }
+                let uwarp::Established { local, private_data, ird, ord, .. } = *made;
+                Outcome::Established { local, private_data, ird, ord }
             }
             ConnectionChange::Rejected { private_data, .. } => Outcome::Rejected { private_data },
             ConnectionChange::Failed(reason) => {

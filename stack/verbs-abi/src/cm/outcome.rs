@@ -1,6 +1,7 @@
 //! What becomes of connections, as the program hears of it; who is refused tries again before that.
 
 use crate::abi::*;
+use crate::cm::address::{self, End};
 use crate::cm::channel::Report;
 use crate::cm::endpoint;
 use crate::cm::identifier::{self, Attempt, Identifier, Known, Stage, State, report};
@@ -12,6 +13,7 @@ use crate::verbs::context::MOST_READS;
 use crate::verbs::pair::{self, Pair};
 use libc::c_int;
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{ConnectRequest, Connecting, EventChannel, QueuePairControl, QueuePairState};
 
@@ -105,7 +107,7 @@ fn connect_again(key: u64) {
 
 /// What uwarp says about an identifier, told to the program.
 pub(crate) enum Outcome {
-    Established { private_data: Vec<u8>, ird: u16, ord: u16 },
+    Established { local: SocketAddr, private_data: Vec<u8>, ird: u16, ord: u16 },
     Rejected { private_data: Vec<u8> },
     Failed(c_int),
     Disconnected,
@@ -152,8 +154,12 @@ fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: Locked<
     let mut event = Report::plain(id, RDMA_CM_EVENT_DISCONNECTED, 0);
     let private;
     match outcome {
-        Outcome::Established { private_data, ird, ord } => {
+        Outcome::Established { local, private_data, ird, ord } => {
             state.stage = Stage::Connected;
+            // The engine has chosen the port, unless the program has bound one.
+            state.local = Some(local);
+            // SAFETY: our own structure, whose identifier lives.
+            address::write(unsafe { &mut (*id).route.addr }, End::Source, local);
             queue_pair.and_then(|id| {
                 pair::with(id, |pair| {
                     pair.set_reads(ird, ord);

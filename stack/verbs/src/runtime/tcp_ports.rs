@@ -98,8 +98,8 @@ impl TcpPorts {
 
 impl Table {
     fn is_taken(&self, port: u16, address: Option<IpAddr>) -> bool {
-        let holders = self.holders.get(&port).into_iter().flatten();
-        holders.into_iter().any(|holder| overlap(holder.address, address))
+        let mut holders = self.holders.get(&port).into_iter().flatten();
+        holders.any(|holder| overlap(holder.address, address))
     }
 
     /// Takes a port out of those that nobody holds; one that connections have only if there is no other.
