@@ -108,6 +108,17 @@ pub struct Association {
     pub stream: StreamId,
 }
 
+impl Association {
+    /// Whoever has no right at all: every access is refused with [`AccessError::Rights`]. Neither a domain nor a stream
+    /// has this number.
+    pub const NOBODY: Association = Association { domain: DomainId(u32::MAX), stream: StreamId(u32::MAX) };
+
+    /// Why an STag of others is refused.
+    pub(crate) fn refusal(self) -> AccessError {
+        if self == Association::NOBODY { AccessError::Rights } else { AccessError::NotAssociated }
+    }
+}
+
 /// Why an access to registered memory was refused, in the order of the checks. The names are those of the error codes
 /// of DDP (RFC 5041 §7.1) and RDMAP (RFC 5040 §7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]

@@ -355,7 +355,7 @@ impl RegionTable {
     ) -> Result<Reached<'_>, AccessError> {
         let (entry, state) = self.find(stag).ok_or(AccessError::InvalidStag)?;
         if !entry.is_associated(state, association) {
-            return Err(AccessError::NotAssociated);
+            return Err(association.refusal());
         }
         if !state.access().contains(need) {
             return Err(AccessError::Rights);

@@ -280,6 +280,7 @@ impl<P: Port> Host<P> {
             send_queue,
             receive_queue,
             shared_receives: None,
+            access: Access::ALL,
             send_completions: queue,
             receive_completions: queue,
             signal_all: false,

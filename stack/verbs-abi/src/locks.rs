@@ -33,6 +33,8 @@ pub(crate) enum Rank {
     SharedQueues,
     /// The connection and the state of a queue pair.
     Control,
+    /// What a queue pair was told.
+    Attributes,
     /// A receive queue, a shared one too.
     Receives,
     /// One region or window.

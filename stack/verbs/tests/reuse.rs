@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uwarp::{
     AcceptOptions, Config, ConnectFailure, ConnectOptions, ConnectionChange, Context, DisconnectReason, Error,
     EventChannel, ListenOptions, PostErrorReason, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest,
-    SendRequest,
+    SendRequest, Status,
 };
 
 /// A pair in which the first context has room for one queue pair, and a listener of the second.
@@ -169,6 +169,57 @@ fn parts_of_a_queue_pair_are_reset_together() {
     request.accept(&mut server.qp, AcceptOptions::default()).unwrap();
     connecting.wait(&mut control).unwrap();
     send.post_send(&[SendRequest::send(1, &[])]).unwrap();
+}
+
+#[test]
+fn a_queue_pair_without_a_connection_is_flushed_too() {
+    in_both_modes(|mode| {
+        let (a, b) = pair(mode);
+        let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
+        let (mut side, mut server) = (Side::new(&a), Side::new(&b));
+        for attempt in ["none", "refused", "unanswered"] {
+            side.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+            let mut request = None;
+            match attempt {
+                "refused" => {
+                    assert!(a.connect(&mut side.qp, b.socket_address(9), ConnectOptions::default()).is_err());
+                }
+                "unanswered" => {
+                    let peer = b.socket_address(PORT);
+                    let _ = a.start_connect(&mut side.qp, peer, ConnectOptions::default()).unwrap();
+                    request = listener.next(LONG).unwrap();
+                }
+                _ => {}
+            }
+            side.qp.flush().unwrap();
+            let mut expect = |side: &mut Side, id| {
+                let completion = side.complete();
+                assert_eq!((completion.id, completion.status), (id, Status::Flushed), "{attempt}");
+            };
+            expect(&mut side, 1);
+            side.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
+            expect(&mut side, 2);
+            side.qp.post_send(&[SendRequest::immediate(3, 7).signalled()]).unwrap();
+            expect(&mut side, 3);
+            drop(request);
+            until(&[&a, &b], "its end", || side.qp.state() == QueuePairState::Disconnected);
+            assert_eq!(side.qp.disconnect_reason(), Some(DisconnectReason::Aborted));
+            let refused = a.start_connect(&mut side.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap_err();
+            assert!(matches!(refused, Error::State { state: "disconnected", .. }), "{refused}");
+            // Once more changes nothing.
+            side.qp.flush().unwrap();
+            side.qp.reset().unwrap();
+            let refused = side.qp.post_send(&[SendRequest::send(9, &[])]).unwrap_err();
+            assert_eq!(refused.reason, PostErrorReason::NotConnected);
+        }
+        connect_by(&mut listener, &mut side, &mut server);
+        // One that is reset or destroyed before its work is flushed.
+        side.qp.flush().unwrap();
+        assert!(side.qp.wait_disconnected(LONG).unwrap());
+        let mut other = another(&side);
+        other.flush().unwrap();
+        drop(other);
+    });
 }
 
 /// An attempt binds a queue pair to an engine; a request may come to another one.

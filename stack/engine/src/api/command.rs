@@ -13,6 +13,7 @@ use std::time::Duration;
 use crossbeam::channel::Sender;
 pub use uwarp_iwarp::opcode::Features;
 pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
+use uwarp_memory::Access;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
 pub use crate::api::event::{
@@ -90,10 +91,20 @@ pub enum Command {
         queue_pair: u32,
     },
     /// Moves a queue pair to the error state: outstanding work is flushed and the connection is reset. If the peer does
-    /// not have all that was sent yet, and no message is half sent, the connection closes behind that instead.
+    /// not have all that was sent yet, and no message is half sent, the connection closes behind that instead. A queue
+    /// pair without a connection goes there too, and hears [`ConnectionEvent::Disconnected`] as any other.
     Abort {
         /// Which queue pair.
         queue_pair: u32,
+    },
+    /// Changes what the peer of a queue pair may do.
+    SetAccess {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// As in [`QueuePairSetup::access`].
+        access: Access,
+        /// Receives a message when nothing is placed, read or changed any more that is refused now.
+        done: Sender<()>,
     },
     /// Listens on a TCP port.
     Listen {
@@ -262,6 +273,8 @@ pub struct QueuePairSetup {
     pub shared_receives: Option<Arc<SharedReceives>>,
     /// Signal every element.
     pub signal_all: bool,
+    /// What the peer may do: of `REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`, what a region has to allow besides.
+    pub access: Access,
     /// Every Send and Write completes only when acknowledged by the peer's TCP.
     pub complete_on_ack: bool,
     /// Set when its stream is in full operation, before anything says so or completes.

@@ -136,8 +136,8 @@ impl Completion {
         self.flags.contains(CompletionFlags::IMMEDIATE).then_some(self.immediate)
     }
 
-    /// The same as a number of 32 bits, as programs written for verbs have it: the last four octets. The others are 0
-    /// if the peer is such a program.
+    /// The same as a number of 32 bits, as programs written for verbs have it: the last four octets. The drop-in
+    /// libraries put into the others what the verbs tell of the message.
     pub fn immediate_data_32(&self) -> Option<u32> {
         self.immediate_data().map(|data| data as u32)
     }

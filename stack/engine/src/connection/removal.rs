@@ -1,6 +1,6 @@
 //! Queue pairs that are aborted or removed, and what becomes of their connections.
 
-use crate::api::command::{Abandoned, ConnectFailure, DisconnectReason};
+use crate::api::command::{Abandoned, ConnectFailure, ConnectionEvent, DisconnectReason};
 use crate::api::counters::Counters;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Lent;
@@ -8,7 +8,7 @@ use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::Rdma;
-use crate::rdma::queue_pair::QueuePair;
+use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::running::Limit;
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
@@ -71,6 +71,7 @@ impl<B: Buffer> Connections<B> {
     ) {
         // The application may have given it up before.
         let Some(queue_pair) = rdma.queue_pair(number) else { return };
+        let was_over = queue_pair.stage == Stage::Error;
         let mut left_for = None;
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.take(counters, index)
@@ -92,11 +93,16 @@ impl<B: Buffer> Connections<B> {
             self.put_back(connection);
         }
         rdma.flush(counters, number);
-        if let Some(reason) = left_for {
-            // Who hears of the end may take it for all: what waits for completions is woken first.
-            rdma.lanes.settle();
-            if let Some(queue_pair) = rdma.queue_pair(number) {
-                queue_pair.tell_end(reason);
+        // Who hears of the end may take it for all: what waits for completions is woken first.
+        rdma.lanes.settle();
+        if let Some(queue_pair) = rdma.queue_pair(number) {
+            match left_for {
+                Some(reason) => queue_pair.tell_end(reason),
+                // There was no connection, or an attempt to make one has failed above.
+                None if queue_pair.connection.is_none() && !was_over => {
+                    queue_pair.tell(ConnectionEvent::Disconnected(DisconnectReason::Aborted));
+                }
+                None => {}
             }
         }
         rdma.sweep_soon(number, now);

@@ -47,7 +47,8 @@ pub(crate) fn read_limits(iwarp: &IwarpConfig, options: &StartupOptions) -> Read
     let ird = options.ird.min(iwarp.max_ird);
     ReadLimits {
         ird,
-        maximum_ird: iwarp.max_ird.max(ird),
+        // A peer that wants more is served more, but not where none are to be served.
+        maximum_ird: if ird == 0 { 0 } else { iwarp.max_ird.max(ird) },
         ord: options.ord.min(iwarp.max_ord),
         minimum_ord: options.minimum_ord,
         negotiate: options.negotiate_reads,

@@ -345,7 +345,7 @@ fn place_write(
     }
     // A Write of nothing, whose STag means nothing, is left to the general code.
     let payload = ulpdu.get(TAGGED_HEADER_LEN..).filter(|payload| !payload.is_empty())?;
-    turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::REMOTE_WRITE).ok()?;
+    turn.place(queue_pair.peer.writes, header.stag.0, header.offset.0, payload, Access::REMOTE_WRITE).ok()?;
     running.stream.write_received(&header);
     Some(())
 }
@@ -360,7 +360,7 @@ fn open_write<'a>(
 ) -> Option<LongWrite<'a>> {
     let Phase::Running(running) = &connection.phase else { return None };
     let header = running.stream.usual_write(ulpdu).filter(|header| !header.last)?;
-    let region = turn.open(queue_pair.association, header.stag.0, Access::REMOTE_WRITE)?;
+    let region = turn.open(queue_pair.peer.writes, header.stag.0, Access::REMOTE_WRITE)?;
     let mut head = [0; OFFSET_AT];
     let (length, rest) = head.split_at_mut(LENGTH_LEN);
     length.copy_from_slice(&(ulpdu.len() as u16).to_be_bytes());
@@ -487,7 +487,7 @@ fn take_read_request(
         return None;
     }
     let (stag, offset, length) = (read.request.source_stag.0, read.request.source_offset.0, read.request.length);
-    turn.check(queue_pair.association, stag, offset, u64::from(length), Access::REMOTE_READ).ok()?;
+    turn.check(queue_pair.peer.reads, stag, offset, u64::from(length), Access::REMOTE_READ).ok()?;
     running.stream.read_request_received(read);
     Some(())
 }

@@ -74,7 +74,7 @@ impl Rdma {
         queue_pair: &mut QueuePair,
         commit: InboundCommit,
     ) -> Result<(), Failure> {
-        let association = queue_pair.association;
+        let association = queue_pair.peer.writes;
         // Everything is checked before anything is asked for.
         let (mut ranges, mut is_plain) = (self.commits.list(), false);
         for region in &commit.regions {
@@ -202,7 +202,7 @@ impl Rdma {
         offset: u64,
         payload: &[u8],
     ) -> Result<(), AccessError> {
-        let (association, written) = (queue_pair.association, &mut queue_pair.written);
+        let (association, written) = (queue_pair.peer.writes, &mut queue_pair.written);
         let note = |range| written.add(range);
         turn.place_transparent(association, stag, offset, payload, Access::REMOTE_WRITE, note)
     }

@@ -100,15 +100,18 @@ impl<'a> OpenSource<'a> {
     #[inline(never)]
     fn of(turn: &'a Turn<'_>, outgoing: &Outgoing, queue_pair: &QueuePair) -> Option<OpenSource<'a>> {
         let cut = outgoing.message.octets_cut();
-        let (piece, need) = match outgoing.source {
-            Source::Entries => (queue_pair.send.rest_of_entry(cut)?, Access::LOCAL_READ),
+        let (piece, region) = match outgoing.source {
+            Source::Entries => {
+                let piece = queue_pair.send.rest_of_entry(cut)?;
+                (piece, turn.open(queue_pair.association, piece.stag, Access::LOCAL_READ)?)
+            }
             Source::Response { stag, offset } => {
                 let offset = offset.0.wrapping_add(u64::from(cut));
-                (Sge { stag: stag.0, length: outgoing.message.length() - cut, offset }, Access::REMOTE_READ)
+                let piece = Sge { stag: stag.0, length: outgoing.message.length() - cut, offset };
+                (piece, turn.open(queue_pair.peer.reads, piece.stag, Access::REMOTE_READ)?)
             }
             _ => return None,
         };
-        let region = turn.open(queue_pair.association, piece.stag, need)?;
         Some(OpenSource { region, offset: piece.offset, left: piece.length })
     }
 }
@@ -178,7 +181,7 @@ pub(crate) fn copy_payload(
         Source::Response { stag, offset } => {
             let offset = offset.0.wrapping_add(u64::from(cut.payload_offset));
             let piece = Sge { stag: stag.0, length: cut.payload_len, offset };
-            fpdu.gather_with(turn, association, piece, &mut at, Access::REMOTE_READ)?;
+            fpdu.gather_with(turn, queue_pair.peer.reads, piece, &mut at, Access::REMOTE_READ)?;
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::rdma::running::Running;
 /// Executes an atomic of the peer. That happens when its answer is due, so it is ordered with the requests before and
 /// behind it (RFC 7306 §7).
 pub(crate) fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &InboundAtomic) -> Result<u64, AtomicError> {
-    let (association, request) = (queue_pair.association, &atomic.request);
+    let (association, request) = (queue_pair.peer.atomics, &atomic.request);
     let (stag, offset) = (request.stag.0, request.offset.0);
     match atomic.operation {
         AtomicOperation::FetchAdd => {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use uwarp_memory::{Association, DomainId, StreamId};
+use uwarp_memory::{Access, Association, DomainId, StreamId};
 
 use crate::api::command::{
     Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
@@ -36,6 +36,7 @@ pub(crate) enum Stage {
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
     pub(crate) association: Association,
+    pub(crate) peer: Peer,
     membership: Membership,
     pub(crate) stage: Stage,
     /// Index of its connection.
@@ -57,6 +58,22 @@ pub(crate) struct QueuePair {
     pub(crate) overflowed: Option<CompletionQueueId>,
 }
 
+/// As whom the peer's requests access memory: as the stream, or as nobody where the queue pair refuses them. So the
+/// check of each access that is made anyway refuses them, with the fault of an STag without the right.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) writes: Association,
+    pub(crate) reads: Association,
+    pub(crate) atomics: Association,
+}
+
+impl Peer {
+    fn new(stream: Association, access: Access) -> Peer {
+        let of = |right| if access.contains(right) { stream } else { Association::NOBODY };
+        Peer { writes: of(Access::REMOTE_WRITE), reads: of(Access::REMOTE_READ), atomics: of(Access::REMOTE_ATOMIC) }
+    }
+}
+
 /// Where the application hears what becomes of the connection.
 #[derive(Debug)]
 struct Reports {
@@ -67,6 +84,11 @@ struct Reports {
 }
 
 impl QueuePair {
+    /// From now on the peer may do what `access` allows, where regions allow it too.
+    pub(crate) fn set_access(&mut self, access: Access) {
+        self.peer = Peer::new(self.association, access);
+    }
+
     /// Whether other queue pairs use the protection domain.
     pub(crate) fn domain_is_shared(&self) -> bool {
         self.membership.is_shared()
@@ -132,9 +154,11 @@ impl QueuePair {
     }
 
     pub(crate) fn new(setup: QueuePairSetup) -> QueuePair {
+        let association = Association { domain: DomainId(setup.domain), stream: StreamId(setup.stream) };
         QueuePair {
             number: setup.number,
-            association: Association { domain: DomainId(setup.domain), stream: StreamId(setup.stream) },
+            association,
+            peer: Peer::new(association, setup.access),
             membership: setup.membership,
             stage: Stage::Idle,
             connection: None,

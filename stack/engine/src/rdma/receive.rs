@@ -263,7 +263,7 @@ impl Rdma {
                 let placed = if turn.has_transparent() {
                     Rdma::place_and_note(turn, queue_pair, stag.0, offset.0, payload)
                 } else {
-                    turn.place(queue_pair.association, stag.0, offset.0, payload, Access::REMOTE_WRITE)
+                    turn.place(queue_pair.peer.writes, stag.0, offset.0, payload, Access::REMOTE_WRITE)
                 };
                 placed.map_err(|error| Failure::from(tagged_fault(error)))
             }
@@ -304,7 +304,7 @@ impl Rdma {
                 let request = &read.request;
                 let length = u64::from(request.length);
                 let checked = turn.check(
-                    queue_pair.association,
+                    queue_pair.peer.reads,
                     request.source_stag.0,
                     request.source_offset.0,
                     length,
@@ -332,7 +332,7 @@ impl Rdma {
             }
             Ok(Delivery::AtomicRequest(atomic)) => {
                 let request = &atomic.request;
-                match turn.check_atomic(queue_pair.association, request.stag.0, request.offset.0) {
+                match turn.check_atomic(queue_pair.peer.atomics, request.stag.0, request.offset.0) {
                     Err(error) => Err(Failure::from(atomic_fault(error))),
                     Ok(()) => {
                         running.stream.accept_atomic(atomic);

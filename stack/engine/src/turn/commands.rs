@@ -64,6 +64,12 @@ impl<P: Port> Core<P> {
                 }
             }
             Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, counters, now, queue_pair),
+            Command::SetAccess { queue_pair, access, done } => {
+                if let Some(queue_pair) = rdma.queue_pair(queue_pair) {
+                    queue_pair.set_access(access);
+                }
+                let _ = done.send(());
+            }
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {
                 let requests = Requests::Rdma { requests, watch };
                 let _ =

@@ -78,6 +78,16 @@ fn refused_access_changes_nothing() {
         assert_eq!(turn.gather_crc(WHO, stag, offset, &mut out, 0, need), Err(error));
         assert_eq!(out, [7; 32]);
     }
+    // An accessor without rights is refused for that reason, also what all others may do.
+    for (stag, need, error) in [
+        (stag, Access::LOCAL_READ, AccessError::Rights),
+        (stag, Access::LOCAL_WRITE, AccessError::Rights),
+        (stag ^ 1, Access::LOCAL_WRITE, AccessError::InvalidStag),
+    ] {
+        assert_eq!(turn.check(Association::NOBODY, stag, base, 32, need), Err(error));
+        assert_eq!(turn.place(Association::NOBODY, stag, base, &payload, need), Err(error));
+        assert!(turn.open(Association::NOBODY, stag, need).is_none());
+    }
     assert_eq!(turn.check(WHO, stag, base, u64::MAX, Access::LOCAL_WRITE), Err(AccessError::Wrap));
     assert_eq!(turn.check(WHO, stag, base, 1 << 40, Access::LOCAL_WRITE), Err(AccessError::Bounds));
     drop(turn);

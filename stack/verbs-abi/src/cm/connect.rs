@@ -1,7 +1,7 @@
 //! Listening, connecting, accepting, rejecting, disconnecting.
 
 use crate::abi::*;
-use crate::cm::identifier::{Attempt, Identifier, Stage, complete, has_event};
+use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, has_event};
 use crate::cm::outcome::{self, MOST_REFUSALS, begin, reads_of, start};
 use crate::cm::{dispatch, endpoint, resolve};
 use crate::errno::{EINVAL, Errno, minus_one};
@@ -11,7 +11,6 @@ use crate::verbs::context::MOST_READS;
 use crate::verbs::pair::{self, Pair};
 use libc::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uwarp::{AcceptOptions, ConnectOptions, Features, QueuePairState, ReadyToReceiveKinds};
 
@@ -79,6 +78,14 @@ fn pair_of(public: &rdma_cm_id, number: u32) -> Result<&'static Handle<Pair>, Er
     unsafe { Handle::<Pair>::get(qp) }
 }
 
+/// A queue pair tells whoever asks how long it waits for acknowledgments, as the program said to rdma_cm. TCP goes by its
+/// own time-outs.
+fn set_timeout(pair: &Handle<Pair>, state: &State) {
+    if let Some(timeout) = state.timeout {
+        pair.attributes().timeout = timeout;
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     minus_one(|| {
@@ -131,7 +138,7 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
         start(pair, handle.key, &attempt)?;
         state.attempt = Some(attempt);
         pair::join(pair);
-        pair.timeout.store(state.timeout, Ordering::Relaxed);
+        set_timeout(pair, &state);
         state.queue_pair = Some(pair.id);
         state.stage = Stage::Starting;
         drop(state);
@@ -163,7 +170,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
         };
         begin(pair, dispatch::channel()?, handle.key, |control| request.start_accept(control, options))?;
         pair::join(pair);
-        pair.timeout.store(state.timeout, Ordering::Relaxed);
+        set_timeout(pair, &state);
         state.queue_pair = Some(pair.id);
         state.stage = Stage::Starting;
         // As with a device: the queue pair takes work from here on. Once the lock is free, an end may be reported.

@@ -45,7 +45,7 @@ pub(crate) struct State {
     /// The program has disconnected before there was an outcome.
     pub(crate) gives_up: bool,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
-    pub(crate) timeout: u8,
+    pub(crate) timeout: Option<u8>,
     /// The queue pair that it connects, made by the program itself or through the identifier.
     pub(crate) queue_pair: Option<PairId>,
 }
@@ -290,23 +290,28 @@ unsafe extern "C" fn rdma_set_option(
         if value.is_null() {
             return Err(EINVAL);
         }
-        match (level as u32, option as u32) {
-            // A port is free at once when its identifier goes; the other is a hint.
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_TOS) => Ok(0),
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) if length == size_of::<c_int>() => {
+        let octets = match (level as u32, option as u32) {
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY) => size_of::<c_int>(),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT) => 1,
+            _ => return Err(Errno(libc::ENOSYS)),
+        };
+        if length != octets {
+            return Err(EINVAL);
+        }
+        // A port is free at once when its identifier goes, and the type of service is a hint.
+        match option as u32 {
+            RDMA_OPTION_ID_AFONLY => {
                 // SAFETY: the program's number.
                 handle.lock().one_version = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
-                Ok(0)
             }
             // Its queue pair tells it to those who ask.
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) if length == 1 => {
+            RDMA_OPTION_ID_ACK_TIMEOUT => {
                 // SAFETY: the program's octet.
-                handle.lock().timeout = unsafe { value.cast::<u8>().read() };
-                Ok(0)
+                handle.lock().timeout = Some(unsafe { value.cast::<u8>().read() });
             }
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY | RDMA_OPTION_ID_ACK_TIMEOUT) => Err(EINVAL),
-            _ => Err(Errno(libc::ENOSYS)),
+            _ => {}
         }
+        Ok(0)
     })
 }
 

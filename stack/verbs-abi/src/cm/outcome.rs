@@ -144,6 +144,11 @@ pub(crate) fn disconnect(
 }
 
 fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: Locked<'_, State>, outcome: Outcome) {
+    let never_was = match outcome {
+        Outcome::Failed(_) | Outcome::Rejected { .. } => true,
+        Outcome::Disconnected => state.gives_up,
+        Outcome::Established { .. } => false,
+    };
     let outcome = match outcome {
         // Of an attempt that the program has ended: it knows.
         _ if matches!(state.stage, Stage::Ended) => return,
@@ -162,8 +167,12 @@ fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: Locked<
             address::write(unsafe { &mut (*id).route.addr }, End::Source, local);
             queue_pair.and_then(|id| {
                 pair::with(id, |pair| {
-                    pair.set_reads(ird, ord);
-                    pair::set_state(pair, IBV_QPS_RTS);
+                    let mut attributes = pair.attributes();
+                    (attributes.max_dest_rd_atomic, attributes.max_rd_atomic) = (octet(ird), octet(ord));
+                    // The program may have given it up meanwhile.
+                    if pair::state(pair) != IBV_QPS_ERR {
+                        pair::set_state(pair, IBV_QPS_RTS);
+                    }
                 })
             });
             private = private_data;
@@ -191,7 +200,20 @@ fn conclude(id: *mut rdma_cm_id, handle: &Handle<Identifier>, mut state: Locked<
         }
         Outcome::Disconnected => {
             state.stage = Stage::Ended;
-            queue_pair.and_then(|id| pair::with(id, |pair| pair::set_state(pair, IBV_QPS_ERR)));
+            queue_pair.and_then(|id| {
+                pair::with(id, |pair| {
+                    // It is idle if the program has reset it meanwhile.
+                    if pair.control().state() != QueuePairState::Idle {
+                        pair::set_state(pair, IBV_QPS_ERR);
+                    }
+                })
+            });
+        }
+    }
+    if never_was {
+        // As rdma_cm does it: the program finds its receives flushed.
+        if let Some(Err(errno)) = queue_pair.and_then(|id| pair::with(id, pair::fail)) {
+            tracing::warn!(errno = errno.0, "the queue pair of a connection that failed could not be flushed");
         }
     }
     drop(state);

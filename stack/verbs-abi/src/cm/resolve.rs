@@ -9,10 +9,12 @@ use crate::errno::{EINVAL, Errno, minus_one, nothing, pointer};
 use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
 use crate::process;
-use crate::verbs::{device, domain, open};
+use crate::verbs::domain::Domain;
+use crate::verbs::{context, device, domain, open};
 use libc::c_int;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 
 /// What all identifiers share: an open device, and a domain for those that bring none.
 pub(crate) struct CommonDevice {
@@ -30,6 +32,11 @@ pub(crate) fn common_device() -> Result<&'static CommonDevice, Errno> {
     }
     let context = open::open()?;
     let domain = domain::allocate(context)?;
+    // SAFETY: just made. The domain is in use as long as the process runs.
+    unsafe {
+        context::get(context)?.keep();
+        Handle::<Domain>::get(domain)?.users.fetch_add(1, Ordering::AcqRel);
+    }
     Ok(DEVICE.get_or_init(|| CommonDevice { context: context.expose_provenance(), domain: domain.expose_provenance() }))
 }
 

@@ -108,12 +108,12 @@ fn port_attributes(port: u8) -> Result<ibv_port_attr, Errno> {
     if port != 1 {
         return Err(EINVAL);
     }
-    let mtu = process::process()?.context.config().mtu;
+    let config = process::process()?.context.config();
     Ok(ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,
-        active_mtu: mtu_number(mtu),
-        gid_tbl_len: 1,
+        active_mtu: mtu_number(config.mtu),
+        gid_tbl_len: device::gids(config).count() as c_int,
         port_cap_flags: IBV_PORT_CM_SUP,
         max_msg_sz: 1 << 31,
         pkey_tbl_len: 1,
@@ -162,8 +162,20 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, _: *m
     number(|| unsafe { get(context).and(Err(EOPNOTSUPP)) })
 }
 
-fn gid() -> Result<ibv_gid, Errno> {
-    Ok(device::gid(process::process()?.context.config().address.address))
+/// A GID of the port.
+fn gid(index: u32) -> Result<ibv_gid, Errno> {
+    device::gids(process::process()?.context.config()).nth(index as usize).ok_or(EINVAL)
+}
+
+/// An entry of the port's table as those see it who have `size` octets for it.
+///
+/// # Safety
+/// `out` has room for it.
+unsafe fn write_entry(out: *mut ibv_gid_entry, size: size_t, gid: ibv_gid, index: u32) {
+    let entry = ibv_gid_entry { gid, gid_index: index, port_num: 1, gid_type: IBV_GID_TYPE_IB, ndev_ifindex: 0 };
+    let octets = size.min(size_of::<ibv_gid_entry>());
+    // SAFETY: as the caller promises.
+    unsafe { out.cast::<u8>().copy_from_nonoverlapping((&raw const entry).cast(), octets) };
 }
 
 #[unsafe(no_mangle)]
@@ -179,13 +191,10 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         // SAFETY: the caller's pointers.
         unsafe {
             get(context)?;
-            if port != 1 || index != 0 || flags != 0 || out.is_null() {
+            if port != 1 || flags != 0 || out.is_null() {
                 return Err(EINVAL);
             }
-            let entry =
-                ibv_gid_entry { gid: gid()?, gid_index: 0, port_num: 1, gid_type: IBV_GID_TYPE_IB, ndev_ifindex: 0 };
-            let octets = size.min(size_of::<ibv_gid_entry>());
-            out.cast::<u8>().copy_from_nonoverlapping((&raw const entry).cast(), octets);
+            write_entry(out, size, gid(index)?, index);
         }
         Ok(())
     })
@@ -199,20 +208,36 @@ unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     size: size_t,
 ) -> isize {
-    // SAFETY: the caller's pointers. Without room there is no index 0.
-    let errno = unsafe { _ibv_query_gid_ex(context, 1, (most == 0).into(), out, flags, size) };
+    let mut count = 0;
+    let errno = number(|| {
+        // SAFETY: the caller's pointers: `most` entries of `size` octets.
+        unsafe {
+            get(context)?;
+            let gids = device::gids(process::process()?.context.config());
+            if flags != 0 || out.is_null() {
+                return Err(EINVAL);
+            }
+            for gid in gids {
+                if count == most {
+                    return Err(EINVAL);
+                }
+                write_entry(out.wrapping_byte_add(count * size), size, gid, count as u32);
+                count += 1;
+            }
+        }
+        Ok(())
+    });
     // Not by -1 and errno, as elsewhere: the caller looks for the number in the result.
-    if errno == 0 { 1 } else { -(errno as isize) }
+    if errno == 0 { count as isize } else { -(errno as isize) }
 }
 
-/// Writes the only entry that a table of the port has.
+/// Writes an entry of a table of the port.
 ///
 /// # Safety
 /// The pointers are the caller's.
 unsafe fn entry<T>(
     context: *mut ibv_context,
     port: u8,
-    index: u32,
     out: *mut T,
     value: impl FnOnce() -> Result<T, Errno>,
 ) -> c_int {
@@ -220,7 +245,7 @@ unsafe fn entry<T>(
         // SAFETY: as the caller promises.
         unsafe {
             get(context)?;
-            if port != 1 || index != 0 {
+            if port != 1 {
                 return Err(EINVAL);
             }
             *out.as_mut().ok_or(EINVAL)? = value()?;
@@ -232,20 +257,20 @@ unsafe fn entry<T>(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, out: *mut ibv_gid) -> c_int {
     // SAFETY: the caller's pointers.
-    unsafe { entry(context, port, index as u32, out, gid) }
+    unsafe { entry(context, port, out, || gid(index as u32)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
     // SAFETY: the caller's pointers.
-    unsafe { entry(context, port, index, out, || Ok(IBV_GID_TYPE_IB)) }
+    unsafe { entry(context, port, out, || gid(index).map(|_| IBV_GID_TYPE_IB)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
     // iWARP has none; this is the one that everybody has elsewhere.
     // SAFETY: the caller's pointers.
-    unsafe { entry(context, port, index as u32, out, || Ok(0xffff)) }
+    unsafe { entry(context, port, out, || if index == 0 { Ok(0xffff) } else { Err(EINVAL) }) }
 }
 
 #[unsafe(no_mangle)]

@@ -79,8 +79,10 @@ impl Queue {
     }
 }
 
-/// The upper half of eight octets of immediate data says what the four of the verbs came with.
+/// Of the eight octets of immediate data, the verbs have the last four. This bit says that they came with a Send; the
+/// bits above it say how long the Write was that they came with, which nothing else on the wire says.
 pub(crate) const IMMEDIATE_OF_SEND: u64 = 1 << 32;
+pub(crate) const WRITE_LENGTH_SHIFT: u32 = 33;
 
 fn status_of(status: Status) -> ibv_wc_status {
     match status {
@@ -123,6 +125,7 @@ fn work_completion(completion: &Completion) -> ibv_wc {
             wc.__bindgen_anon_1.imm_data = (data as u32).to_be();
             if data & IMMEDIATE_OF_SEND == 0 {
                 wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+                wc.byte_len = (data >> WRITE_LENGTH_SHIFT) as u32;
             }
         } else if let Some(stag) = completion.invalidated_stag() {
             wc.wc_flags |= IBV_WC_WITH_INV;
@@ -279,6 +282,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             return Err(EOPNOTSUPP);
         }
         let flags = if wanted.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { wanted.flags } else { 0 };
+        // A queue that overflows says so.
+        if flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+            return Err(EOPNOTSUPP);
+        }
         let has_sections = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED == 0;
         create(context, wanted.cqe as usize, wanted.cq_context, wanted.channel, wanted.comp_vector, has_sections)
     })

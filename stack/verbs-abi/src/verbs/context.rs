@@ -6,7 +6,7 @@ use crate::locks::{Lock, Locked, Rank};
 use crate::verbs::events::{Event, EventQueue};
 use libc::c_int;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What an open device is, with the structures that C sees. Never moved.
 #[repr(C)]
@@ -14,8 +14,10 @@ pub(crate) struct OpenDevice {
     /// `context` is its last field, which C holds a pointer to.
     public: verbs_context,
     pub(crate) events: EventQueue,
-    /// Objects that were made from it and still are.
+    /// Objects that the program made from it and that still are.
     pub(crate) objects: AtomicUsize,
+    /// It is rdma_cm's, for all identifiers: it stays open.
+    stays: AtomicBool,
 }
 
 /// The devices that are open, by the addresses that C holds.
@@ -79,13 +81,24 @@ pub(crate) fn open(mut public: verbs_context) -> Result<*mut ibv_context, Errno>
     };
     // SAFETY: memory of this size that nobody else uses: new, or of a device that was closed.
     let context = unsafe {
-        memory.write(OpenDevice { public, events, objects: AtomicUsize::new(0) });
+        memory.write(OpenDevice { public, events, objects: AtomicUsize::new(0), stays: AtomicBool::new(false) });
         &raw mut (*memory).public.context
     };
     open_devices().push(context.expose_provenance());
     Ok(context)
 }
 
+impl OpenDevice {
+    /// The device, with one object of it, becomes that of all identifiers.
+    pub(crate) fn keep(&self) {
+        self.objects.fetch_sub(1, Ordering::AcqRel);
+        self.stays.store(true, Ordering::Release);
+    }
+}
+
+/// Closes a device that the program has no object of any more. That of rdma_cm stays: programs close it when they end,
+/// and identifiers may still come.
+///
 /// # Safety
 /// No other call uses the device any more.
 pub(crate) unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
@@ -93,6 +106,9 @@ pub(crate) unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
     let open = unsafe { get(context)? };
     if open.objects.load(Ordering::Acquire) > 0 {
         return Err(EBUSY);
+    }
+    if open.stays.load(Ordering::Acquire) {
+        return Ok(());
     }
     open_devices().retain(|address| *address != context.addr());
     let outer = (&raw const *open).cast_mut();

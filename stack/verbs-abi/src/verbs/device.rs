@@ -7,6 +7,7 @@ use libc::{c_char, c_int};
 use std::mem::offset_of;
 use std::net::IpAddr;
 use std::sync::OnceLock;
+use uwarp::Config;
 
 /// Programs that know drivers look behind the public structure; they find zeroes.
 #[repr(C, align(64))]
@@ -56,11 +57,16 @@ pub(crate) fn guid(address: IpAddr) -> u64 {
     (0x0275_77ff_fe00_0000 | (low & 0xff_ffff)) ^ (low >> 24 << 40)
 }
 
-/// The port's only GID: as other iWARP devices do, the octets of the hardware's address; here of the number.
-pub(crate) fn gid(address: IpAddr) -> ibv_gid {
-    let mut raw = [0; 16];
-    raw[..8].copy_from_slice(&guid(address).to_be_bytes());
-    ibv_gid { raw }
+/// The port's GIDs. The first one is, as that of other iWARP devices, the octets of the hardware's address; here of the
+/// number. Those of the own addresses follow, by which programs find the device that has an address.
+pub(crate) fn gids(config: &Config) -> impl Iterator<Item = ibv_gid> {
+    let mut first = [0; 16];
+    first[..8].copy_from_slice(&guid(config.address.address).to_be_bytes());
+    let own = config.addresses().map(|own| match own.address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    });
+    std::iter::once(first).chain(own).map(|raw| ibv_gid { raw })
 }
 
 /// A list for C of what there is one or none of. It ends in a null.

@@ -24,6 +24,7 @@ pub(crate) mod work;
 
 // What a program does with all of these.
 pub(crate) mod get_events;
+mod modify;
 pub(crate) mod open;
 pub(crate) mod post;
 pub(crate) mod queue_pair;

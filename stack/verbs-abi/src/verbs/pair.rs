@@ -1,6 +1,7 @@
 //! Queue pairs: what one is, and how those that there are can be found.
 
-use crate::abi::{ibv_qp_cap, ibv_qp_ex, ibv_qp_state};
+use crate::abi::{IBV_QPS_ERR, ibv_qp_attr, ibv_qp_ex, ibv_qp_state};
+use crate::errno::Errno;
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::locks::{Lock, Locked, Owned, Rank};
@@ -8,7 +9,7 @@ use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
 use crate::verbs::send_queue::SendQueue;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use uwarp::{QueuePairControl, ReceiveHalf};
 
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
@@ -21,13 +22,10 @@ pub(crate) struct Pair {
     /// The queue pair was made for `ibv_wr_start` and what belongs to it.
     pub(crate) has_builder: bool,
     pub(crate) asynchronous: Unacknowledged,
-    /// What the program said when it was made, as far as it asks for it again.
-    pub(crate) caps: ibv_qp_cap,
+    /// What the program has set and asks for again, with what its connection has agreed on. Its state is in the
+    /// structure that C sees.
+    pub(crate) attributes: Lock<ibv_qp_attr>,
     pub(crate) signal_all: bool,
-    /// The limits of Reads that the connection has.
-    pub(crate) reads: AtomicU32,
-    /// How long it waits for an acknowledgment, as the program said to rdma_cm; TCP goes by its own time-outs.
-    pub(crate) timeout: AtomicU8,
     /// rdma_cm identifiers that use it.
     pub(crate) identifiers: AtomicUsize,
 }
@@ -55,8 +53,8 @@ impl Pair {
         self.control.lock()
     }
 
-    pub(crate) fn set_reads(&self, ird: u16, ord: u16) {
-        self.reads.store(u32::from(ird) << 16 | u32::from(ord), Ordering::Relaxed);
+    pub(crate) fn attributes(&self) -> Locked<'_, ibv_qp_attr> {
+        self.attributes.lock()
     }
 }
 
@@ -111,6 +109,13 @@ pub(crate) fn set_state(pair: &Handle<Pair>, state: ibv_qp_state) {
 pub(crate) fn state(pair: &Handle<Pair>) -> ibv_qp_state {
     // SAFETY: our own structure.
     unsafe { (*pair.public()).qp_base.state }
+}
+
+/// Moves it to the error state: all work is flushed, now and from now on.
+pub(crate) fn fail(pair: &Handle<Pair>) -> Result<(), Errno> {
+    pair.control().flush()?;
+    set_state(pair, IBV_QPS_ERR);
+    Ok(())
 }
 
 /// An identifier of rdma_cm connects the queue pair.

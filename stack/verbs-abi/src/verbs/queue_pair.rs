@@ -1,4 +1,4 @@
-//! Queue pairs: making, changing, asking and destroying.
+//! Queue pairs: making and destroying.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number, pointer};
@@ -8,14 +8,15 @@ use crate::locks::{Lock, Owned, Rank};
 use crate::process;
 use crate::verbs::builder::Builder;
 use crate::verbs::completion::Queue;
-use crate::verbs::context::{self, MOST_READS, next_handle, public_number};
+use crate::verbs::context::{self, next_handle, public_number};
 use crate::verbs::domain::Domain;
-use crate::verbs::pair::{Pair, PairId, Sender, by_number, set_state, state};
+use crate::verbs::modify;
+use crate::verbs::pair::{Pair, PairId, Sender, by_number};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
 use libc::c_int;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use uwarp::QueuePairOptions;
 
 /// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic
@@ -123,10 +124,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 receive: Owned::new(Rank::Receives, receive),
                 has_builder: with_builder,
                 asynchronous: Unacknowledged::default(),
-                caps: wanted.cap,
+                attributes: Lock::new(Rank::Attributes, modify::initial(wanted.cap)),
                 signal_all: wanted.sq_sig_all != 0,
-                reads: AtomicU32::new(0),
-                timeout: AtomicU8::new(0),
                 identifiers: AtomicUsize::new(0),
             },
         );
@@ -222,7 +221,7 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
 }
 
 /// Takes a queue pair's completions out of its queues. Nothing of it completes any more.
-fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
+pub(crate) fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
     for queue in [base.send_cq, base.recv_cq] {
         // SAFETY: a queue is not destroyed before its queue pairs.
         unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(number);
@@ -233,113 +232,6 @@ fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     number(|| destroy(qp))
-}
-
-/// Makes a queue pair like new.
-fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
-    {
-        // In this order: a program may have a section of the send queue open.
-        let mut sender = pair.send.lock();
-        pair.control().reset_with(&mut sender.queue.half)?;
-    }
-    // As drivers of hardware do. Nothing is locked here: who has a section of a completion queue may post in it.
-    // SAFETY: our own structure.
-    purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
-    pair.send.lock().queue.reset();
-    set_state(pair, IBV_QPS_RESET);
-    Ok(())
-}
-
-/// What names a peer to a queue pair or counts its packets: InfiniBand's way to connect one.
-const PEER: u32 = IBV_QP_AV | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN;
-
-/// The program moves its queue pair to "ready to receive" or "ready to send".
-///
-/// In iWARP a stream is what moves it there, and rdma_cm makes streams. A server that moves its queue pair by
-/// `rdma_init_qp_attr` does so before it accepts, when rdma_cm does not know the queue pair yet: that is allowed as
-/// long as no peer is named.
-fn move_up(pair: &Handle<Pair>, now: ibv_qp_state, wanted: ibv_qp_state, mask: u32) -> Result<(), Errno> {
-    let is_next = matches!((now, wanted), (IBV_QPS_INIT | IBV_QPS_RTR, IBV_QPS_RTR) | (IBV_QPS_RTR, IBV_QPS_RTS));
-    if pair.identifiers.load(Ordering::Acquire) == 0 && (mask & PEER != 0 || !is_next) {
-        tracing::warn!("a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)");
-        return Err(EINVAL);
-    }
-    // Its stream may have moved it further.
-    if !matches!(now, IBV_QPS_RTS | IBV_QPS_ERR) {
-        set_state(pair, wanted);
-    }
-    Ok(())
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    number(|| {
-        // SAFETY: the caller's pointers.
-        let (pair, wanted) = unsafe { (Handle::<Pair>::get(qp.cast())?, wanted.as_ref().ok_or(EINVAL)?) };
-        if mask as u32 & IBV_QP_STATE == 0 {
-            return Ok(());
-        }
-        let now = state(pair);
-        match wanted.qp_state {
-            IBV_QPS_RESET => {
-                reset(pair)?;
-            }
-            IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
-            IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted.qp_state, mask as u32)?,
-            IBV_QPS_SQD => {
-                pair.control().disconnect();
-                if now == IBV_QPS_RTS {
-                    set_state(pair, IBV_QPS_SQD);
-                }
-            }
-            IBV_QPS_ERR => {
-                pair.control().abort();
-                set_state(pair, IBV_QPS_ERR);
-            }
-            _ => return Err(EINVAL),
-        }
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_qp(
-    qp: *mut ibv_qp,
-    out: *mut ibv_qp_attr,
-    _mask: c_int,
-    out_made: *mut ibv_qp_init_attr,
-) -> c_int {
-    number(|| {
-        // SAFETY: the caller's pointers.
-        unsafe {
-            let pair = Handle::<Pair>::get(qp.cast())?;
-            let base = (*pair.public()).qp_base;
-            let reads = pair.reads.load(Ordering::Relaxed);
-            // A queue pair of iWARP has no state before this one: it takes receives as soon as it is made.
-            let state = if base.state == IBV_QPS_RESET { IBV_QPS_INIT } else { base.state };
-            *out.as_mut().ok_or(EINVAL)? = ibv_qp_attr {
-                qp_state: state,
-                cur_qp_state: state,
-                path_mtu: IBV_MTU_1024,
-                cap: pair.caps,
-                port_num: 1,
-                max_rd_atomic: (reads & 0xffff).min(MOST_READS as u32) as u8,
-                max_dest_rd_atomic: (reads >> 16).min(MOST_READS as u32) as u8,
-                timeout: pair.timeout.load(Ordering::Relaxed),
-                ..ibv_qp_attr::default()
-            };
-            *out_made.as_mut().ok_or(EINVAL)? = ibv_qp_init_attr {
-                qp_context: base.qp_context,
-                send_cq: base.send_cq,
-                recv_cq: base.recv_cq,
-                srq: base.srq,
-                cap: pair.caps,
-                qp_type: IBV_QPT_RC,
-                sq_sig_all: c_int::from(pair.signal_all),
-            };
-        }
-        Ok(())
-    })
 }
 
 #[unsafe(no_mangle)]

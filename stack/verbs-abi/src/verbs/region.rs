@@ -25,7 +25,7 @@ struct Registered {
 object!(Region: ibv_mr, b"mr");
 
 /// Flags that a device may leave aside (IBV_ACCESS_OPTIONAL_RANGE, which bindgen does not see).
-const OPTIONAL: c_uint = 0x3ff0_0000;
+pub(crate) const OPTIONAL: c_uint = 0x3ff0_0000;
 
 /// The rights of the verbs as those of uwarp.
 pub(crate) fn rights(flags: c_uint) -> Result<Access, Errno> {

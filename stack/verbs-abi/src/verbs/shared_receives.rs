@@ -115,7 +115,11 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, wanted: *mut ibv_srq_attr
             return Err(EOPNOTSUPP);
         }
         if mask as u32 & IBV_SRQ_LIMIT != 0 {
-            queue.lock().set_limit(wanted.srq_limit as usize);
+            let queue = queue.lock();
+            if wanted.srq_limit as usize > queue.depth() {
+                return Err(EINVAL);
+            }
+            queue.set_limit(wanted.srq_limit as usize);
         }
         Ok(())
     })

@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno};
-use crate::verbs::completion::IMMEDIATE_OF_SEND;
+use crate::verbs::completion::{IMMEDIATE_OF_SEND, WRITE_LENGTH_SHIFT};
 use crate::verbs::send_queue::Post;
 use libc::{c_int, c_uint};
 use uwarp::{MAX_INLINE, MAX_SGE, ReceiveRequest, SendRequest, Sge};
@@ -151,6 +151,21 @@ pub(crate) enum Data<'a> {
     Inline(&'a [u8]),
 }
 
+impl Data<'_> {
+    fn octets(&self) -> u64 {
+        match self {
+            Data::Entries(entries) => entries.iter().map(|sge| u64::from(sge.length)).sum(),
+            Data::Inline(octets) => octets.len() as u64,
+        }
+    }
+}
+
+/// The length of a Write as its immediate data says it to the peer: 31 bits.
+fn told_length(data: &Data<'_>) -> Result<u64, Errno> {
+    let octets = data.octets();
+    if octets >> 31 == 0 { Ok(octets << WRITE_LENGTH_SHIFT) } else { Err(EINVAL) }
+}
+
 /// Posts one request.
 #[inline]
 pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
@@ -176,14 +191,10 @@ pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Resul
         IBV_WR_SEND => sent(),
         IBV_WR_RDMA_WRITE => written(),
         IBV_WR_RDMA_READ => SendRequest::read(id, sinks()?, rkey, remote),
-        IBV_WR_RDMA_WRITE_WITH_IMM => written().with_immediate(immediate),
+        IBV_WR_RDMA_WRITE_WITH_IMM => written().with_immediate(immediate | told_length(data)?),
         IBV_WR_SEND_WITH_INV => sent().invalidate(work.word),
         IBV_WR_SEND_WITH_IMM => {
-            let octets = match data {
-                Data::Entries(entries) => entries.iter().map(|sge| u64::from(sge.length)).sum(),
-                Data::Inline(octets) => octets.len() as u64,
-            };
-            if octets > 0 {
+            if data.octets() > 0 {
                 // RFC 7306 has immediate data as a message of its own, which takes a receive of its own.
                 tracing::warn!("a Send with immediate data and octets cannot be told from two messages over iWARP");
                 return Err(EOPNOTSUPP);

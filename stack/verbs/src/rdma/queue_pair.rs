@@ -26,6 +26,7 @@ use uwarp_engine::command::{
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
 use uwarp_engine::work::{ReceiveElement, SendElement};
+use uwarp_memory::Access;
 use uwarp_ring::{Consumer, Slot};
 
 /// Where a queue pair is in its life, as far as this side's application has been told.
@@ -78,6 +79,8 @@ pub struct QueuePairAttributes {
     pub signal_all: bool,
     /// Sends and Writes complete when the peer's TCP has acknowledged them.
     pub complete_when_acknowledged: bool,
+    /// What the peer may do where regions allow it.
+    pub access: Access,
     /// The queue that its receives are taken from, if it has none of its own.
     pub shared_receives: Option<SharedReceiveQueueId>,
     /// Optional operations of its connection.
@@ -95,6 +98,11 @@ pub struct QueuePairChange {
     pub signal_all: Option<bool>,
     /// Complete Sends and Writes when they are acknowledged.
     pub complete_when_acknowledged: Option<bool>,
+    /// What the peer may do: of `REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`, what regions have to allow besides.
+    /// All of it at the beginning. This can be changed at any time, which waits for the engine: when
+    /// [`QueuePairControl::modify`] returns, nothing that is refused now reaches memory any more. A peer that tries it
+    /// loses the connection, as with an STag without the right.
+    pub access: Option<Access>,
     /// Flush all work and end the connection, as [`QueuePairControl::abort`] does.
     pub end: bool,
 }
@@ -163,6 +171,7 @@ struct Made {
     max_inline: usize,
     signal_all: bool,
     complete_on_ack: bool,
+    access: Access,
 }
 
 impl ProtectionDomain {
@@ -201,6 +210,7 @@ impl QueuePair {
             max_inline: options.max_inline,
             signal_all: options.signal_all,
             complete_on_ack: options.complete_when_acknowledged,
+            access: Access::ALL,
         };
         let send = SendHalf::new(number, send_ring, options, &gate, shared);
         let receive = ReceiveHalf::new(receive_ring, options);
@@ -372,6 +382,7 @@ impl QueuePairControl {
             max_inline: self.made.max_inline,
             signal_all: self.made.signal_all,
             complete_when_acknowledged: self.made.complete_on_ack,
+            access: self.made.access,
             shared_receives: self.shared_receives.as_ref().map(|queue| queue.id()),
             features: self.last.features,
             reads: self.last.reads,
@@ -379,11 +390,11 @@ impl QueuePairControl {
         }
     }
 
-    /// Changes what may be changed before the first attempt to connect or accept; and at any time, moves the queue pair
-    /// to its end, as [`abort`](Self::abort) does. Fields that are left out stay.
+    /// Changes what may be changed before the first attempt to connect or accept; and at any time, changes what the peer
+    /// may do, or moves the queue pair to its end, as [`abort`](Self::abort) does. Fields that are left out stay.
     ///
     /// # Errors
-    /// [`Error::State`] if an engine has the queue pair already.
+    /// [`Error::State`] if an engine has the queue pair already. Nothing has changed then.
     pub fn modify(&mut self, change: QueuePairChange) -> Result<(), Error> {
         if change.signal_all.is_some() || change.complete_when_acknowledged.is_some() {
             if self.unbound.is_none() {
@@ -394,6 +405,9 @@ impl QueuePairControl {
             }
             self.made.signal_all = change.signal_all.unwrap_or(self.made.signal_all);
             self.made.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.made.complete_on_ack);
+        }
+        if let Some(access) = change.access {
+            self.set_access(access)?;
         }
         if change.end {
             self.abort();
@@ -460,6 +474,7 @@ impl QueuePairControl {
             shared_receives: self.shared_receives.clone(),
             signal_all: self.made.signal_all,
             complete_on_ack: self.made.complete_on_ack,
+            access: self.made.access,
             established: Arc::clone(self.gate.established()),
             events: self.sink.clone(),
             watch: self.watch.clone(),

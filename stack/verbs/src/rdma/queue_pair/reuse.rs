@@ -1,11 +1,13 @@
-//! Queue pairs whose events go to a channel, that are reset, and that are destroyed at once.
+//! Queue pairs that are fenced, flushed, reset, and destroyed at once.
 
 use super::{LastConnection, QueuePairControl, QueuePairState, SendHalf, Stage, Unbound};
 use crate::error::Error;
 use crate::runtime::core::Origin;
 use crossbeam::channel::bounded;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use uwarp_engine::command::{Abandoned, Command};
+use uwarp_engine::command::{Abandoned, Command, Features};
+use uwarp_memory::Access;
 
 /// How long an engine may take to forget a queue pair before that is left to it, if `linger` is less.
 const FORGET_LIMIT: Duration = Duration::from_secs(1);
@@ -20,6 +22,41 @@ impl QueuePairControl {
             self.shared.reply(self.engine, &answer)?.ok_or(Error::ContextClosed)?;
         self.drain_events();
         Ok(Unbound { send: send_queue, receive: receive_queue, membership })
+    }
+
+    /// Changes what the peer may do, see [`QueuePairChange::access`](crate::QueuePairChange#structfield.access).
+    pub(super) fn set_access(&mut self, access: Access) -> Result<(), Error> {
+        if self.unbound.is_none() {
+            self.shared.check_here()?;
+            let (done, answer) = bounded(1);
+            let command = Command::SetAccess { queue_pair: self.number, access, done };
+            self.shared.engines[self.engine].command(command);
+            self.shared.reply(&answer)?;
+        }
+        self.made.access = access;
+        Ok(())
+    }
+
+    /// Moves the queue pair to its end, whether it has a connection or not: what was posted is flushed, and so is what
+    /// is posted from now on. A connection ends as by [`abort`](Self::abort).
+    /// [`reset`](crate::QueuePair::reset) makes the queue pair like new. This does not wait, see
+    /// [`wait_disconnected`](Self::wait_disconnected).
+    ///
+    /// # Errors
+    /// The queue pair was idle, so nothing has started the context's engines, and they cannot be started.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        if self.state() == QueuePairState::Idle {
+            self.bind(None)?;
+            // Nothing is carried out, so nothing has to be agreed on.
+            self.gate.set_features(Features { atomics: true, immediate: true, commit: true });
+            self.state = QueuePairState::Disconnecting;
+        }
+        if self.state != QueuePairState::Disconnected {
+            self.abort();
+        }
+        // Without a connection the engine would never say so.
+        self.gate.established().store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted.
@@ -46,6 +83,7 @@ impl QueuePairControl {
         }
         self.unbound = Some(unbound);
         (self.state, self.last) = (QueuePairState::Idle, LastConnection::default());
+        self.made.access = Access::ALL;
         send.close();
         Ok(())
     }

@@ -1,0 +1,244 @@
+//! Queue pairs: changing and asking.
+
+use crate::abi::*;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number};
+use crate::handle::Handle;
+use crate::verbs::context::MOST_READS;
+use crate::verbs::pair::{Pair, fail, set_state, state};
+use crate::verbs::queue_pair::purge;
+use crate::verbs::region::OPTIONAL;
+use libc::c_int;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use uwarp::{Access, QueuePairChange, QueuePairState};
+
+/// What names a peer to a queue pair or counts its packets: InfiniBand's way to connect one.
+const PEER: u32 = IBV_QP_AV | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN;
+
+/// Attributes that are there for other kinds of queue pairs and devices.
+const UNSUPPORTED: u32 = IBV_QP_ALT_PATH | IBV_QP_CAP | IBV_QP_RATE_LIMIT;
+
+/// All that there are.
+const KNOWN: u32 = PEER
+    | UNSUPPORTED
+    | IBV_QP_STATE
+    | IBV_QP_CUR_STATE
+    | IBV_QP_EN_SQD_ASYNC_NOTIFY
+    | IBV_QP_ACCESS_FLAGS
+    | IBV_QP_PKEY_INDEX
+    | IBV_QP_PORT
+    | IBV_QP_QKEY
+    | IBV_QP_PATH_MTU
+    | IBV_QP_TIMEOUT
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_MAX_QP_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_PATH_MIG_STATE;
+
+/// What a queue pair may be told about access: what its peer may do, and flags of regions, which do not concern it.
+const ACCESS: u32 = REMOTE
+    | IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_MW_BIND
+    | IBV_ACCESS_ZERO_BASED
+    | IBV_ACCESS_ON_DEMAND
+    | IBV_ACCESS_HUGETLB
+    | OPTIONAL;
+const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// How long a reset waits for the end of the connection, for which an engine needs some microseconds if it has a CPU.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
+/// The attributes of a new queue pair.
+pub(crate) fn initial(cap: ibv_qp_cap) -> ibv_qp_attr {
+    ibv_qp_attr {
+        path_mtu: IBV_MTU_1024,
+        qp_access_flags: REMOTE | IBV_ACCESS_LOCAL_WRITE,
+        cap,
+        port_num: 1,
+        ..ibv_qp_attr::default()
+    }
+}
+
+/// The state as programs see it. A queue pair of iWARP has none before INIT: it takes receives as soon as it is made.
+fn shown(state: ibv_qp_state) -> ibv_qp_state {
+    if state == IBV_QPS_RESET { IBV_QPS_INIT } else { state }
+}
+
+/// Whether all that `mask` names may be set.
+fn check(pair: &Handle<Pair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+    let names = |flags| mask & flags != 0;
+    if mask & !KNOWN != 0 {
+        return Err(EINVAL);
+    }
+    // No event says that a send queue is drained.
+    if names(UNSUPPORTED) || names(IBV_QP_EN_SQD_ASYNC_NOTIFY) && wanted.en_sqd_async_notify != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let wrong = [
+        (IBV_QP_CUR_STATE, shown(wanted.cur_qp_state) != shown(state(pair))),
+        (IBV_QP_ACCESS_FLAGS, wanted.qp_access_flags & !ACCESS != 0),
+        (IBV_QP_PKEY_INDEX, wanted.pkey_index != 0),
+        (IBV_QP_PORT, wanted.port_num != 1),
+        // Datagrams have one.
+        (IBV_QP_QKEY, true),
+        (IBV_QP_PATH_MTU, !(IBV_MTU_256..=IBV_MTU_4096).contains(&wanted.path_mtu)),
+        (IBV_QP_TIMEOUT, wanted.timeout > 31),
+        (IBV_QP_RETRY_CNT, wanted.retry_cnt > 7),
+        (IBV_QP_RNR_RETRY, wanted.rnr_retry > 7),
+        (IBV_QP_MIN_RNR_TIMER, wanted.min_rnr_timer > 31),
+        (IBV_QP_MAX_QP_RD_ATOMIC, c_int::from(wanted.max_rd_atomic) > MOST_READS),
+        (IBV_QP_MAX_DEST_RD_ATOMIC, c_int::from(wanted.max_dest_rd_atomic) > MOST_READS),
+        (IBV_QP_PATH_MIG_STATE, wanted.path_mig_state != IBV_MIG_MIGRATED),
+        (PEER, pair.identifiers.load(Ordering::Acquire) == 0),
+    ];
+    if wrong.into_iter().any(|(flags, is_wrong)| is_wrong && names(flags)) { Err(EINVAL) } else { Ok(()) }
+}
+
+/// Takes over what `mask` names of what has no effect.
+fn store(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
+    macro_rules! fields {
+        ($($flag:ident: $($field:ident),+;)*) => {$(
+            if mask & $flag != 0 {
+                $(to.$field = from.$field;)+
+            }
+        )*};
+    }
+    fields! {
+        IBV_QP_AV: ah_attr;
+        IBV_QP_PATH_MTU: path_mtu;
+        IBV_QP_TIMEOUT: timeout;
+        IBV_QP_RETRY_CNT: retry_cnt;
+        IBV_QP_RNR_RETRY: rnr_retry;
+        IBV_QP_RQ_PSN: rq_psn;
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+        IBV_QP_SQ_PSN: sq_psn;
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        IBV_QP_DEST_QPN: dest_qp_num;
+    }
+}
+
+/// The program moves its queue pair to "ready to receive" or "ready to send".
+///
+/// In iWARP a stream is what moves it there, and rdma_cm makes streams. A server that moves its queue pair by
+/// `rdma_init_qp_attr` does so before it accepts, when rdma_cm does not know the queue pair yet: that is allowed as
+/// long as no peer is named.
+fn move_up(pair: &Handle<Pair>, now: ibv_qp_state, wanted: ibv_qp_state) -> Result<(), Errno> {
+    let is_next = matches!((now, wanted), (IBV_QPS_INIT | IBV_QPS_RTR, IBV_QPS_RTR) | (IBV_QPS_RTR, IBV_QPS_RTS));
+    if pair.identifiers.load(Ordering::Acquire) == 0 && !is_next {
+        tracing::warn!("a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)");
+        return Err(EINVAL);
+    }
+    // Its stream may have moved it further.
+    if !matches!(now, IBV_QPS_RTS | IBV_QPS_ERR) {
+        set_state(pair, wanted);
+    }
+    Ok(())
+}
+
+/// Makes a queue pair like new, from any state.
+fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
+    {
+        let mut control = pair.control();
+        if !matches!(control.state(), QueuePairState::Idle | QueuePairState::Disconnected) {
+            control.flush()?;
+            if !control.wait_disconnected(END_LIMIT)? {
+                return Err(Errno(libc::ETIMEDOUT));
+            }
+        }
+    }
+    {
+        // In this order: a program may have a section of the send queue open.
+        let mut sender = pair.send.lock();
+        pair.control().reset_with(&mut sender.queue.half)?;
+    }
+    // As drivers of hardware do. Nothing is locked here: somebody who has a section of a completion queue may post in it.
+    // SAFETY: our own structure.
+    purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
+    pair.send.lock().queue.reset();
+    let mut attributes = pair.attributes();
+    *attributes = initial(attributes.cap);
+    set_state(pair, IBV_QPS_RESET);
+    Ok(())
+}
+
+/// Says what the peer may do. When this returns, nothing is placed any more that is refused now.
+fn set_access(pair: &Handle<Pair>, flags: u32) -> Result<(), Errno> {
+    let rights = [
+        (IBV_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
+        (IBV_ACCESS_REMOTE_READ, Access::REMOTE_READ),
+        (IBV_ACCESS_REMOTE_ATOMIC, Access::REMOTE_ATOMIC),
+    ];
+    let given = rights.into_iter().filter(|(flag, _)| flags & flag != 0);
+    let access = given.fold(Access::LOCAL_READ, |rights, (_, right)| rights | right);
+    let mut control = pair.control();
+    control.modify(QueuePairChange { access: Some(access), ..QueuePairChange::default() })?;
+    pair.attributes().qp_access_flags = flags;
+    Ok(())
+}
+
+/// Moves a queue pair to a state.
+fn move_to(pair: &Handle<Pair>, wanted: ibv_qp_state) -> Result<(), Errno> {
+    let now = state(pair);
+    match wanted {
+        IBV_QPS_RESET => reset(pair)?,
+        IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
+        IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted)?,
+        IBV_QPS_SQD if matches!(now, IBV_QPS_RTS | IBV_QPS_SQD) => {
+            pair.control().disconnect();
+            set_state(pair, IBV_QPS_SQD);
+        }
+        IBV_QPS_ERR => fail(pair)?,
+        _ => return Err(EINVAL),
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers.
+        let (pair, wanted) = unsafe { (Handle::<Pair>::get(qp.cast())?, wanted.as_ref().ok_or(EINVAL)?) };
+        let mask = mask as u32;
+        check(pair, wanted, mask)?;
+        if mask & IBV_QP_STATE != 0 {
+            move_to(pair, wanted.qp_state)?;
+        }
+        if mask & IBV_QP_ACCESS_FLAGS != 0 {
+            set_access(pair, wanted.qp_access_flags)?;
+        }
+        store(&mut pair.attributes(), wanted, mask);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    out: *mut ibv_qp_attr,
+    _mask: c_int,
+    out_made: *mut ibv_qp_init_attr,
+) -> c_int {
+    number(|| {
+        // SAFETY: the caller's pointers.
+        unsafe {
+            let pair = Handle::<Pair>::get(qp.cast())?;
+            let base = (*pair.public()).qp_base;
+            let attributes = *pair.attributes();
+            let state = shown(base.state);
+            *out.as_mut().ok_or(EINVAL)? = ibv_qp_attr { qp_state: state, cur_qp_state: state, ..attributes };
+            *out_made.as_mut().ok_or(EINVAL)? = ibv_qp_init_attr {
+                qp_context: base.qp_context,
+                send_cq: base.send_cq,
+                recv_cq: base.recv_cq,
+                srq: base.srq,
+                cap: attributes.cap,
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: c_int::from(pair.signal_all),
+            };
+        }
+        Ok(())
+    })
+}
