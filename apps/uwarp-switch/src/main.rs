@@ -58,8 +58,8 @@ enum Command {
 
 #[derive(Args)]
 struct ServeArguments {
-    /// Address that all clients have, with its prefix; may be repeated [default: the host's, without loopback and
-    /// link-local ones; 127.0.0.1 and ::1 always lead to the first]
+    /// Address that all clients have, with its prefix; may be repeated [default: the host's, whenever they change,
+    /// without loopback and link-local ones; 127.0.0.1 and ::1 always lead to the first]
     #[arg(long, value_name = "ADDRESS/PREFIX")]
     address: Vec<InterfaceAddress>,
 

@@ -18,6 +18,7 @@ pub mod device;
 pub mod eal;
 mod error;
 mod gate;
+pub mod guard;
 mod locked;
 mod log;
 mod maintenance;

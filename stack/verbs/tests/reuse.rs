@@ -192,7 +192,7 @@ fn a_queue_pair_without_a_connection_is_flushed_too() {
                 _ => {}
             }
             side.qp.flush().unwrap();
-            let mut expect = |side: &mut Side, id| {
+            let expect = |side: &mut Side, id| {
                 let completion = side.complete();
                 assert_eq!((completion.id, completion.status), (id, Status::Flushed), "{attempt}");
             };

@@ -1,5 +1,6 @@
 //! What the switch knows and decides, without any I/O: who owns which TCP port, and what becomes of a frame.
 
+mod addresses;
 mod flows;
 mod frame;
 mod ports;
@@ -8,9 +9,10 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
+pub use addresses::{ForeignAddress, MAX_ADDRESSES};
 pub(crate) use frame::complete_checksum;
 pub use ports::{BLOCK, EPHEMERAL, MAX_CLIENTS, MAX_RESERVED, PortTable, ReserveError};
-pub use switch::{Counters, DropReason, ForeignAddress, Probe, Switch, Verdict};
+pub use switch::{Counters, DropReason, Probe, Switch, Verdict};
 
 /// The places of all clients, and that of the uplink.
 pub const PLACES: usize = MAX_CLIENTS + 1;

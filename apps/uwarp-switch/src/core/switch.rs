@@ -5,7 +5,6 @@ mod uplink;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use arrayvec::ArrayVec;
 use serde::{Deserialize, Serialize};
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
@@ -13,15 +12,13 @@ use uwarp_wire::icmp6::Icmp6Message;
 use uwarp_wire::tcp::TcpFlags;
 use uwarp_wire::{ethernet, frame as wire_frame};
 
+use super::addresses::{Addresses, ForeignAddress};
 use super::flows::{End, Flows, Severed};
 use super::frame::{self, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
 use super::ports::{PortTable, ReserveError};
 use super::replies::Reply;
 use super::{ClientId, PLACES};
 use uplink::Uplink;
-
-/// The most addresses that clients share.
-const MAX_ADDRESSES: usize = 64;
 
 /// Why a frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,10 +138,6 @@ pub struct Probe {
     pub frame: Vec<u8>,
 }
 
-/// An address that clients cannot share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ForeignAddress(pub IpAddr);
-
 /// The last IPv4 segment of a client that went on: while nothing changes, the next one of the same flow goes the same
 /// way.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +177,7 @@ fn ends(segment: &Segment) -> (End, End) {
 pub struct Switch {
     mac: [u8; 6],
     longest: usize,
-    addresses: ArrayVec<IpAddress, MAX_ADDRESSES>,
+    addresses: Addresses,
     ports: PortTable,
     /// Connections between clients.
     flows: Flows<()>,
@@ -203,18 +196,10 @@ impl Switch {
     /// # Errors
     /// The address that is not a host's, or one too many.
     pub fn new(mac: [u8; 6], mtu: u16, addresses: &[IpAddr]) -> Result<Switch, ForeignAddress> {
-        let mut shared = ArrayVec::new();
-        for address in addresses {
-            let own = IpAddress::from(*address);
-            let is_host = !own.is_unspecified() && !own.is_multicast() && !address.is_loopback();
-            if !is_host || shared.try_push(own).is_err() {
-                return Err(ForeignAddress(*address));
-            }
-        }
         Ok(Switch {
             mac,
             longest: ethernet::HEADER_LEN + usize::from(mtu),
-            addresses: shared,
+            addresses: Addresses::new(addresses)?,
             ports: PortTable::default(),
             flows: Flows::default(),
             macs: [[0; 6]; PLACES],
@@ -224,6 +209,16 @@ impl Switch {
             relayed_to: 0,
             uplink: None,
         })
+    }
+
+    /// Replaces the shared addresses. Segments from and to one that is gone go nowhere any more.
+    ///
+    /// # Errors
+    /// As for [`Switch::new`]; nothing changes then.
+    pub fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), ForeignAddress> {
+        self.addresses = Addresses::new(addresses)?;
+        self.last = [None; PLACES];
+        Ok(())
     }
 
     /// Lets a client in, which has this hardware address; gives its block of ports. `None` if its place is taken.
@@ -240,8 +235,7 @@ impl Switch {
     pub fn leave(&mut self, client: ClientId) -> Vec<Probe> {
         // A port of another host is not the client's that has the same number here.
         let (ports, addresses) = (&self.ports, &self.addresses);
-        let is_gone =
-            |end: &End| addresses.contains(&end.address) && ports.owner(end.address, end.port) == Some(client);
+        let is_gone = |end: &End| addresses.contains(end.address) && ports.owner(end.address, end.port) == Some(client);
         let mut probes = Vec::new();
         for Severed { gone, left, .. } in self.flows.take_gone(is_gone) {
             if let Some(to) = self.ports.owner(left.address, left.port)
@@ -404,7 +398,7 @@ impl Switch {
 
     #[inline]
     fn is_shared(&self, address: IpAddress) -> bool {
-        self.addresses.contains(&address)
+        self.addresses.contains(address)
     }
 
     #[inline]
@@ -453,7 +447,7 @@ impl Switch {
     fn answer_unreachable(&mut self, from: ClientId, octets: &[u8]) -> Result<Verdict, DropReason> {
         let segment = self.whole_segment(octets)?;
         let FlowKey { remote, local, .. } = segment.flow;
-        let own = self.addresses.iter().find(|own| own.is_ipv4() == remote.is_ipv4()).copied();
+        let own = self.addresses.first(remote.is_ipv4());
         let Some(own) = own.filter(|_| segment.header.flags.contains(TcpFlags::SYN)) else { return Ok(Verdict::Drop) };
         let route = wire_frame::Route {
             source: remote,

@@ -401,6 +401,36 @@ fn nobody_hoards_ports_and_every_place_finds_a_block() {
 }
 
 #[test]
+fn many_addresses_are_shared_and_others_take_their_place() {
+    let many: Vec<IpAddr> =
+        (0..MAX_ADDRESSES as u32).map(|host| Ipv4Addr::from_bits((10 << 24) + 1 + host).into()).collect();
+    let mut switch = Switch::new(SWITCH, 1500, &many).expect("addresses of hosts");
+    for place in 0..2 {
+        switch.enter(client(place), mac(client(place))).expect("the place is free");
+    }
+    assert_eq!(switch.reserve(client(1), 7471, None), Ok(()));
+    let from = first_port(&switch, 0);
+    let segment = |source, destination| Segment { source, destination, ..Segment::new(0, (from, 7471)) };
+    let (first, last) = (many[0], many[MAX_ADDRESSES - 1]);
+    let sent = segment(first, last);
+    // The second is of a known flow.
+    for _ in 0..2 {
+        let (verdict, _) = judge(&mut switch, 0, sent.build());
+        assert!(matches!(verdict, Verdict::Forward { to, .. } if to == client(1)));
+    }
+    let too_many: Vec<IpAddr> = many.iter().copied().chain([V6]).collect();
+    assert_eq!(switch.set_addresses(&too_many), Err(ForeignAddress(V6)));
+    switch.set_addresses(&[V6, first]).expect("addresses of hosts");
+    let (verdict, _) = judge(&mut switch, 0, sent.clone().flags(TcpFlags::SYN).build());
+    assert_eq!(verdict, Verdict::Answer, "unreachable");
+    dropped(&mut switch, 0, segment(last, first).build(), DropReason::SourceAddress);
+    for address in [V6, first] {
+        let (verdict, _) = judge(&mut switch, 0, segment(address, address).build());
+        assert!(matches!(verdict, Verdict::Forward { to, .. } if to == client(1)));
+    }
+}
+
+#[test]
 fn an_address_that_is_not_a_hosts_is_refused() {
     for address in ["127.0.0.1", "::1", "0.0.0.0", "224.0.0.1", "ff02::1"] {
         let address = address.parse().unwrap();

@@ -10,26 +10,34 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use uwarp::config::InterfaceAddress;
 use uwarp::config::MacAddress;
-use uwarp::switch::protocol::{Answer, ClientStatus, Offer, Refusal, Request, Status, VERSION, Welcome, receive, send};
+use uwarp::switch::protocol::{
+    Answer, ClientStatus, Namespace, Offer, Received, Refusal, Request, Status, VERSION, Welcome, receive_request, send,
+};
 use uwarp_app::{signals, usage};
+use uwarp_dpdk::guard::{self, SharedSocket};
 use uwarp_dpdk::{Eal, truncation};
 
+use super::Options;
+use super::addresses::HostAddresses;
 use super::device::{self, Device};
 use super::listener::Listener;
 use super::pump::Pump;
+use super::shares::{self, Users};
 use super::uplink::Uplink;
 use super::watchdog::Watchdog;
-use super::{Options, addresses};
 use crate::core::{ClientId, MAX_CLIENTS, MAX_RESERVED, ReserveError, Switch};
 
 /// How often the control thread looks for a signal.
 const TICK: Duration = Duration::from_millis(250);
 /// How long a connection may be without a place.
 const STRANGER: Duration = Duration::from_secs(10);
-/// Most connections without a place. Beyond, the oldest makes way.
+/// Most connections without a place. Beyond, one of the user makes way who has most of them.
 const STRANGERS: usize = 64;
+/// How often something is said about users who are not allowed. They could fill the log.
+const COMPLAINT: Duration = Duration::from_secs(10);
 /// The longest name of a program that is kept.
 const NAME: usize = 64;
 
@@ -44,7 +52,7 @@ struct Peer {
 /// A connection.
 #[derive(Debug)]
 struct Connection {
-    socket: OwnedFd,
+    socket: SharedSocket,
     peer: Peer,
     /// Its process, where it can be seen: a child that has inherited the socket must not keep the place.
     process: Option<OwnedFd>,
@@ -61,9 +69,21 @@ struct Client {
     device: Device,
 }
 
+/// What there is to do.
+struct Ready {
+    may_accept: bool,
+    /// The host's addresses may have changed.
+    addresses: bool,
+    /// Connections that have something to say or are over.
+    connections: Vec<usize>,
+}
+
 /// The daemon's state.
 struct Control {
     options: Options,
+    users: Users,
+    /// `None` if the addresses were given.
+    host: Option<HostAddresses>,
     offer: Offer,
     mac: [u8; 6],
     eal: Eal,
@@ -72,6 +92,9 @@ struct Control {
     listener: Listener,
     watchdog: Watchdog,
     connections: Vec<Connection>,
+    /// There was no descriptor for a connection: none is accepted before.
+    full_until: Option<Instant>,
+    complained: Option<Instant>,
 }
 
 /// Runs the switch until it is interrupted, or has been unused for long enough. Calls `ready` when clients can connect.
@@ -79,16 +102,18 @@ struct Control {
 /// # Errors
 /// What is wrong with the options, or fails.
 pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()> {
-    let addresses = if options.addresses.is_empty() { addresses::of_host()? } else { options.addresses.clone() };
+    raise_descriptor_limit();
+    let host = if options.addresses.is_empty() { Some(HostAddresses::follow()?) } else { None };
+    let addresses = host.as_ref().map_or_else(|| options.addresses.clone(), |host| host.taken.clone());
     let mode = options.mode.unwrap_or(if options.allowed.is_empty() { 0o600 } else { 0o666 });
     let listener = Listener::bind(&options.socket, mode)?;
     let mac = own_mac();
-    let plain: Vec<IpAddr> = addresses.iter().map(|own| own.address).collect();
-    let switch = Switch::new(mac, options.mtu, &plain)
+    let switch = Switch::new(mac, options.mtu, &plain(&addresses))
         .map_err(|error| usage(format!("{} cannot be an address of clients, or is one too many", error.0)))?;
     let eal = device::start(options.mtu, options.uplink.as_ref())?;
     truncation::survive().context("bus errors cannot be caught")?;
-    let watchdog = Watchdog::start(listener.devices())?;
+    guard::start(&listener.devices()).context("the devices' sockets cannot be guarded")?;
+    let watchdog = Watchdog::start()?;
     let uplink = options.uplink.as_ref().map(|device| Uplink::open(&eal, device, options.mtu)).transpose()?;
     let (uplink, queue) = uplink.unzip();
     let pump = Pump::start(switch, eal.clone(), queue)?;
@@ -100,10 +125,39 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
         IpAddr::V6(gateway) => Some(*gateway),
         IpAddr::V4(_) => None,
     });
-    let offer = Offer { addresses, mtu: options.mtu, gateway, gateway6 };
-    let mut control = Control { options, offer, mac, eal, pump, uplink, listener, watchdog, connections: Vec::new() };
+    // Addresses that were chosen may be anybody's.
+    let namespace = host.as_ref().and_then(|_| Namespace::own());
+    let offer = Offer { addresses, mtu: options.mtu, gateway, gateway6, namespace };
+    let users = Users::new(rustix::process::geteuid().as_raw(), &options.allowed);
+    let mut control = Control {
+        options,
+        users,
+        host,
+        offer,
+        mac,
+        eal,
+        pump,
+        uplink,
+        listener,
+        watchdog,
+        connections: Vec::new(),
+        full_until: None,
+        complained: None,
+    };
     ready(&control.offer);
     control.run()
+}
+
+fn plain(addresses: &[InterfaceAddress]) -> Vec<IpAddr> {
+    addresses.iter().map(|own| own.address).collect()
+}
+
+/// Clients have some twenty descriptors each here.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::debug!(%error, "the limit of descriptors stays as it is");
+    }
 }
 
 /// A locally administered address, different on each run; the last octet is the client's.
@@ -116,9 +170,9 @@ impl Control {
     fn run(&mut self) -> anyhow::Result<()> {
         let mut unused_since = Instant::now();
         while !signals::interrupted() {
-            let (may_accept, ready) = self.wait()?;
+            let Ready { may_accept, addresses, connections } = self.wait()?;
             // From behind, so that the numbers of those in front stay right.
-            for index in ready.into_iter().rev() {
+            for index in connections.into_iter().rev() {
                 if !self.serve(index)? {
                     let connection = self.connections.remove(index);
                     self.part(connection)?;
@@ -127,7 +181,10 @@ impl Control {
             if may_accept {
                 self.accept()?;
             }
-            self.expire()?;
+            if addresses {
+                self.follow_addresses()?;
+            }
+            self.expire();
             self.expel()?;
             self.look_at_uplink()?;
             if self.connections.iter().any(|connection| connection.client.is_some()) {
@@ -140,37 +197,41 @@ impl Control {
         Ok(())
     }
 
-    /// Waits for something to do: whether somebody connects, and the connections that have something to say or are
-    /// over.
-    fn wait(&self) -> anyhow::Result<(bool, Vec<usize>)> {
+    /// Waits for something to do.
+    fn wait(&mut self) -> anyhow::Result<Ready> {
         let tick = Timespec::try_from(TICK).context("a quarter of a second")?;
-        let mut wanted = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        self.full_until = self.full_until.filter(|until| *until > Instant::now());
+        let wants_clients = if self.full_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        let mut wanted = vec![PollFd::new(&self.listener, wants_clients)];
         let mut indexes = Vec::new();
         for (index, connection) in self.connections.iter().enumerate() {
-            for descriptor in std::iter::once(&connection.socket).chain(&connection.process) {
-                wanted.push(PollFd::new(descriptor, PollFlags::IN));
-                indexes.push(index);
-            }
+            wanted.push(PollFd::new(&connection.socket, PollFlags::IN));
+            wanted.extend(connection.process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
+            indexes.resize(wanted.len() - 1, index);
         }
+        let changes = self.host.as_ref().and_then(HostAddresses::changes);
+        wanted.extend(changes.map(|changes| PollFd::from_borrowed_fd(changes, PollFlags::IN)));
         match poll(&mut wanted, Some(&tick)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot wait for clients"),
         }
         let is_ready = |wanted: &PollFd<'_>| !wanted.revents().is_empty();
-        let mut ready: Vec<usize> =
-            wanted[1..].iter().zip(indexes).filter(|(wanted, _)| is_ready(wanted)).map(|(_, index)| index).collect();
-        ready.dedup();
-        Ok((is_ready(&wanted[0]), ready))
+        let (listener, others) = (is_ready(&wanted[0]), &wanted[1..]);
+        let addresses = others[indexes.len()..].iter().any(is_ready);
+        let ready = others.iter().zip(indexes).filter(|(wanted, _)| is_ready(wanted));
+        let mut connections: Vec<usize> = ready.map(|(_, index)| index).collect();
+        connections.dedup();
+        Ok(Ready { may_accept: listener && self.full_until.is_none(), addresses, connections })
     }
 
     fn accept(&mut self) -> anyhow::Result<()> {
         let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => socket,
+            Ok(socket) => SharedSocket::from(socket),
             // Whoever came is gone, or comes again.
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return Ok(()),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                 tracing::warn!(%error, "a client could not be accepted");
-                std::thread::sleep(TICK);
+                self.full_until = Some(Instant::now() + TICK);
                 return Ok(());
             }
             Err(error) => return Err(error).context("cannot accept clients"),
@@ -178,9 +239,11 @@ impl Control {
         // Not rustix, whose type has no process number 0, which a client in another container has.
         let credentials = getsockopt(&socket, PeerCredentials).context("who has connected is not known")?;
         let peer = Peer { uid: credentials.uid(), pid: u32::try_from(credentials.pid()).unwrap_or(0) };
-        let own = rustix::process::geteuid().as_raw();
-        if peer.uid != own && peer.uid != 0 && !self.options.allowed.contains(&peer.uid) {
-            tracing::warn!(peer.uid, peer.pid, "a user who is not allowed wants to connect (--allow-uid)");
+        if !self.users.may_connect(peer.uid) {
+            if self.complained.is_none_or(|last| last.elapsed() > COMPLAINT) {
+                tracing::warn!(peer.uid, peer.pid, "a user who is not allowed wants to connect (--allow-uid)");
+                self.complained = Some(Instant::now());
+            }
             return Ok(());
         }
         let process = Pid::from_raw(peer.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -189,14 +252,44 @@ impl Control {
     }
 
     /// Ends connections that take no place for too long, or are too many.
-    fn expire(&mut self) -> anyhow::Result<()> {
-        let strangers = self.connections.iter().filter(|connection| connection.client.is_none()).count();
-        let mut too_many = strangers.saturating_sub(STRANGERS);
-        self.connections.retain(|connection| {
-            let is_over = connection.client.is_none() && (too_many > 0 || connection.since.elapsed() > STRANGER);
-            too_many -= usize::from(is_over && too_many > 0);
-            !is_over
-        });
+    fn expire(&mut self) {
+        self.connections.retain(|connection| connection.client.is_some() || connection.since.elapsed() <= STRANGER);
+        loop {
+            let strangers = self.connections.iter().enumerate().filter(|(_, connection)| connection.client.is_none());
+            let (indexes, uids): (Vec<_>, Vec<_>) =
+                strangers.map(|(index, connection)| (index, connection.peer.uid)).unzip();
+            if uids.len() <= STRANGERS {
+                return;
+            }
+            let Some(first) = shares::oldest_of_most(&uids) else { return };
+            self.connections.remove(indexes[first]);
+        }
+    }
+
+    /// Has the tables and the clients know the host's addresses.
+    fn follow_addresses(&mut self) -> anyhow::Result<()> {
+        let Some(host) = &mut self.host else { return Ok(()) };
+        match host.have_changed() {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                return Ok(());
+            }
+        }
+        let addresses = host.taken.clone();
+        if let Err(error) = self.pump.set_addresses(plain(&addresses))? {
+            tracing::warn!(address = %error.0, "cannot be an address of clients: the former ones stay");
+            return Ok(());
+        }
+        let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        tracing::info!(addresses = names.join(", "), "the host's addresses have changed");
+        self.offer.addresses = addresses;
+        let news = Answer::Changed(self.offer.clone());
+        for connection in self.connections.iter().filter(|connection| connection.client.is_some()) {
+            // One that has not read so many earlier ones learns it by the next.
+            let _ = send(&connection.socket, &news, None);
+        }
         Ok(())
     }
 
@@ -248,24 +341,29 @@ impl Control {
         {
             return Ok(false);
         }
-        let request = match receive::<Request>(&connection.socket) {
-            Ok(Some((request, _))) => request,
-            Ok(None) => return Ok(false),
+        let request = match receive_request(&connection.socket) {
+            Ok(Received::Request(request)) => request,
+            Ok(Received::OtherVersion(version)) => {
+                let reason = format!(
+                    "the switch speaks version {VERSION}, and the program {version}: use those of one installation"
+                );
+                return Ok(self.say(index, &refused(Refusal::Protocol, reason), None));
+            }
+            Ok(Received::Descriptors) => {
+                self.say(index, &refused(Refusal::Protocol, "the switch takes no descriptors".to_owned()), None);
+                return Ok(false);
+            }
+            Ok(Received::End) => return Ok(false),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 return Ok(true);
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                let reason = format!("the request is not understood: {error}");
+                let reason = format!("the request is not understood: {error} (the switch speaks version {VERSION})");
                 return Ok(self.say(index, &refused(Refusal::Protocol, reason), None));
             }
             Err(_) => return Ok(false),
         };
         let answer = match request {
-            Request::Offer { version } | Request::Join { version, .. } | Request::Status { version }
-                if version != VERSION =>
-            {
-                refused(Refusal::Protocol, format!("the switch speaks version {VERSION}, and the program {version}"))
-            }
             Request::Offer { .. } => Answer::Offer(self.offer.clone()),
             Request::Join { program, .. } => return self.join(index, program),
             Request::Reserve { port, address } => self.reserve(index, port, address)?,
@@ -296,6 +394,12 @@ impl Control {
             let answer = refused(Refusal::Protocol, "this connection has a place".to_owned());
             return Ok(self.say(index, &answer, None));
         }
+        let uid = self.connections[index].peer.uid;
+        let own = self.connections.iter().filter(|other| other.client.is_some() && other.peer.uid == uid).count();
+        if own >= self.users.share(uid) && own < MAX_CLIENTS {
+            let reason = format!("user {uid} has {own} clients here, and may have no more: end one");
+            return Ok(self.say(index, &refused(Refusal::Full, reason), None));
+        }
         let is_taken =
             |id: &ClientId| self.connections.iter().flat_map(|other| &other.client).any(|client| client.id == *id);
         let Some(id) = ClientId::all().find(|id| !is_taken(id)) else {
@@ -303,7 +407,7 @@ impl Control {
                 format!("it has {MAX_CLIENTS} clients, and can have no more: end one, or start another switch");
             return Ok(self.say(index, &refused(Refusal::Full, reason), None));
         };
-        let opened = Device::open(&self.eal, self.listener.devices(), id.place(), self.offer.mtu);
+        let opened = Device::open(&self.eal, &self.listener.devices(), id.place(), self.offer.mtu);
         let (device, queue) = match opened {
             Ok(opened) => opened,
             Err(error) => {

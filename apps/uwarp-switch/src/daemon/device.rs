@@ -1,17 +1,14 @@
 //! A client's device: the host end of a virtio pair.
 
-use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{Shutdown, SocketAddrUnix, getsockname, shutdown};
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use uwarp_dpdk::guard;
 use uwarp_dpdk::{DeviceConfig, Eal, EalConfig, Offloads, Port, PortOptions, Queue};
 
 use super::uplink;
@@ -51,7 +48,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Opens a device with a socket in `directory`, which only this user can enter.
+    /// Opens a device with a socket in the guarded `directory`, which only this user can enter.
     pub(super) fn open(eal: &Eal, directory: &Path, place: usize, mtu: u16) -> anyhow::Result<(Device, Queue)> {
         let path = directory.join(format!("{place}.sock"));
         let options = PortOptions {
@@ -88,30 +85,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // DPDK reads messages of devices on one thread, and waits for the rest of each: closing would wait for it.
-        if let Err(error) = cut(&self.path) {
-            tracing::warn!(%error, "the connections of a client's device could not be cut");
-        }
+        guard::cut(&self.path);
         self.port.take();
     }
-}
-
-/// Ends this process's connections on a socket, which belong to DPDK.
-fn cut(path: &Path) -> anyhow::Result<()> {
-    for entry in fs::read_dir("/proc/self/fd")?.flatten() {
-        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if let Some((connection, _)) = socket_of(number).filter(|(_, name)| name == path) {
-            let _ = shutdown(&connection, Shutdown::Both);
-        }
-    }
-    Ok(())
-}
-
-/// A copy of one of this process's descriptors, which DPDK may close meanwhile, and its path, if it is a socket with
-/// one.
-pub(super) fn socket_of(number: i32) -> Option<(OwnedFd, PathBuf)> {
-    let own = pidfd_open(getpid(), PidfdFlags::empty()).ok()?;
-    let descriptor = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok()?;
-    let name = SocketAddrUnix::try_from(getsockname(&descriptor).ok()?).ok()?;
-    let path = PathBuf::from(OsStr::from_bytes(name.path_bytes()?));
-    Some((descriptor, path))
 }

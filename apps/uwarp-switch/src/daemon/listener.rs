@@ -2,15 +2,17 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use rustix::fs::{FlockOperation, flock};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 use tempfile::TempDir;
+use uwarp::switch::protocol;
 use uwarp_app::usage;
+use uwarp_dpdk::guard;
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -21,7 +23,9 @@ pub(super) struct Listener {
     path: PathBuf,
     socket: OwnedFd,
     /// Where the devices' sockets are made: only this user can enter it.
-    devices: TempDir,
+    _devices: TempDir,
+    /// The same: a name by way of this descriptor is short enough for any socket.
+    device_directory: OwnedFd,
     /// Held as long as this process serves the path.
     _lock: File,
 }
@@ -52,7 +56,9 @@ impl Listener {
             Err(rustix::io::Errno::WOULDBLOCK) => bail!("another switch serves {}", path.display()),
             Err(error) => return Err(error).context(format!("{} cannot be locked", lock_path.display())),
         }
-        let devices = Self::device_directory(directory, name)?;
+        let devices = Self::make_device_directory(directory, name)?;
+        let device_directory =
+            rustix::fs::open(devices.path(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         match fs::symlink_metadata(path) {
             Ok(metadata) if !std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type()) => {
                 return Err(usage(format!("{} exists and is not a socket: choose another --socket", path.display())));
@@ -66,16 +72,19 @@ impl Listener {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let address =
-            SocketAddrUnix::new(path).map_err(|_| usage(format!("the path {} is too long", path.display())))?;
+        if let Err(error) = guard::refuse_descriptors(&socket) {
+            tracing::debug!(%error, "the kernel does not refuse descriptors for the control socket");
+        }
+        let (address, _directory) =
+            protocol::address(path).map_err(|error| usage(format!("the path {}: {error}", path.display())))?;
         bind(&socket, &address).with_context(|| format!("cannot listen on {}", path.display()))?;
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         listen(&socket, BACKLOG)?;
-        Ok(Listener { path: path.to_owned(), socket, devices, _lock: lock })
+        Ok(Listener { path: path.to_owned(), socket, _devices: devices, device_directory, _lock: lock })
     }
 
     /// A new directory for the devices, after removing what killed switches of this name have left behind.
-    fn device_directory(directory: &Path, name: &str) -> anyhow::Result<TempDir> {
+    fn make_device_directory(directory: &Path, name: &str) -> anyhow::Result<TempDir> {
         let prefix = format!(".{name}-");
         for entry in fs::read_dir(directory)?.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
@@ -86,9 +95,9 @@ impl Listener {
         Ok(tempfile::Builder::new().prefix(&prefix).permissions(own).rand_bytes(6).tempdir_in(directory)?)
     }
 
-    /// The directory of the devices.
-    pub(super) fn devices(&self) -> &Path {
-        self.devices.path()
+    /// The directory of the devices, by a short name that only this process has.
+    pub(super) fn devices(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.device_directory.as_raw_fd()).into()
     }
 }
 
@@ -118,7 +127,7 @@ mod tests {
         let error = Listener::bind(&path, 0o600).unwrap_err();
         assert!(error.to_string().contains("another switch serves"), "{error:#}");
         // Killed: nothing is dropped, but the lock is free.
-        let devices = first.devices().to_owned();
+        let devices = first._devices.path().to_owned();
         flock(&first._lock, FlockOperation::Unlock).unwrap();
         std::mem::forget(first);
         let second = Listener::bind(&path, 0o666).unwrap();

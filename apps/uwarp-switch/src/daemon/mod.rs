@@ -8,6 +8,7 @@ mod control;
 mod device;
 mod listener;
 mod pump;
+mod shares;
 mod uplink;
 mod watchdog;
 
@@ -25,7 +26,7 @@ pub use uplink::parse_device;
 pub struct Options {
     /// Where it listens.
     pub socket: PathBuf,
-    /// The addresses that its clients share; none: the host's.
+    /// The addresses that its clients share; none: the host's, whatever they are at the time.
     pub addresses: Vec<InterfaceAddress>,
     /// The device that leads to other hosts. With it, addresses have to be given.
     pub uplink: Option<DeviceConfig>,

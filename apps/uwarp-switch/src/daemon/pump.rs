@@ -15,7 +15,7 @@ use uwarp_dpdk::{Eal, Queue};
 use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
 
-use crate::core::{ClientId, Counters, DropReason, PLACES, ReserveError, Switch};
+use crate::core::{ClientId, Counters, DropReason, ForeignAddress, PLACES, ReserveError, Switch};
 use crate::forward::Forwarder;
 
 /// How long the pump looks for frames without a pause after the last one.
@@ -34,6 +34,7 @@ enum Command {
     Reserve { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<Result<(), ReserveError>> },
     Release { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<()> },
     Deliver { client: ClientId, reply: Sender<()> },
+    Addresses { addresses: Vec<IpAddr>, reply: Sender<Result<(), ForeignAddress>> },
     Link { is_up: bool, reply: Sender<()> },
     View { client: ClientId, reply: Sender<View> },
 }
@@ -123,6 +124,11 @@ impl Pump {
     /// Gives a port back.
     pub(super) fn release(&self, client: ClientId, port: u16, address: Option<IpAddr>) -> anyhow::Result<()> {
         self.ask(|reply| Command::Release { client, port, address, reply })
+    }
+
+    /// Replaces the shared addresses.
+    pub(super) fn set_addresses(&self, addresses: Vec<IpAddr>) -> anyhow::Result<Result<(), ForeignAddress>> {
+        self.ask(|reply| Command::Addresses { addresses, reply })
     }
 
     /// The uplink's link has gone up or down.
@@ -227,6 +233,9 @@ fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, users: usize
         Command::Release { client, port, address, reply } => {
             forwarder.release(client, port, address);
             let _ = reply.send(());
+        }
+        Command::Addresses { addresses, reply } => {
+            let _ = reply.send(forwarder.switch_mut().set_addresses(&addresses));
         }
         Command::Link { is_up, reply } => {
             forwarder.set_uplink(is_up);

@@ -3,16 +3,13 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
-use rustix::net::{Shutdown, shutdown};
-
-use super::device;
+use uwarp_dpdk::guard;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -50,22 +47,21 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches over the sockets in `directory`.
-    pub(super) fn start(directory: &Path) -> anyhow::Result<Watchdog> {
+    /// Watches over the guarded sockets.
+    pub(super) fn start() -> anyhow::Result<Watchdog> {
         let (alive, over) = bounded::<()>(0);
         let found = Arc::new(Mutex::new(Vec::new()));
-        let (list, directory) = (Arc::clone(&found), directory.to_owned());
+        let list = Arc::clone(&found);
         let body = move || {
             let mut server: Option<PathBuf> = None;
             let mut looks = Looks::default();
             while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 // DPDK starts the thread with the first device. Version 24.11 ends it with the last one.
                 server = server.filter(|thread| is_server(thread)).or_else(find_server);
-                let held = server.as_deref().and_then(descriptor_in_use);
-                let held = held.and_then(|descriptor| connection(descriptor, &directory));
-                let is_condemned = looks.condemn(held.as_ref().map(|(_, path)| path.as_path()));
-                if let (true, Some((connection, path))) = (is_condemned, held) {
-                    let _ = shutdown(&connection, Shutdown::Both);
+                let held = server.as_deref().and_then(descriptor_in_use).and_then(guard::connection);
+                let is_condemned = looks.condemn(held.as_deref());
+                if let (true, Some(path)) = (is_condemned, held) {
+                    guard::cut(&path);
                     list.lock().unwrap_or_else(PoisonError::into_inner).push(path);
                 }
             }
@@ -98,12 +94,6 @@ fn descriptor_in_use(thread: &Path) -> Option<i32> {
     words.next().filter(|word| *word != "running")?;
     // Where a list of descriptors is given, this is an address, and no descriptor.
     i32::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()
-}
-
-/// A connection on one of the sockets of a directory, by its number.
-fn connection(number: i32, directory: &Path) -> Option<(OwnedFd, PathBuf)> {
-    let (connection, path) = device::socket_of(number)?;
-    (path.parent() == Some(directory)).then_some((connection, path))
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Programs on a real switch, each a process or a context of its own.
 
+mod abuse;
 mod endurance;
+mod host;
 mod hostile;
 mod raw;
 mod rig;

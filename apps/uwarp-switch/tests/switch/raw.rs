@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use uwarp::switch::protocol::{Answer, Request, VERSION, Welcome, connect, receive, send};
 use uwarp::{Context, DeviceConfig};
 use uwarp_dpdk::{Eal, EalConfig, Mbuf, Port, PortOptions, Queue};
@@ -31,7 +32,7 @@ pub struct Raw {
 }
 
 /// Takes a place: its connection, and the socket of its device.
-fn join(socket: &Path) -> (OwnedFd, Welcome, OwnedFd) {
+pub fn join(socket: &Path) -> (OwnedFd, Welcome, OwnedFd) {
     let socket = connect(socket).unwrap();
     send(&socket, &Request::Join { version: VERSION, program: "raw".to_owned() }, None).unwrap();
     let Some((Answer::Welcome(welcome), Some(device))) = receive(&socket).unwrap() else { panic!("no place") };
@@ -65,6 +66,22 @@ impl Raw {
         let mut received = Vec::with_capacity(32);
         while self.queue.rx_burst(&mut received) > 0 {
             received.clear();
+        }
+    }
+
+    /// Fills the eventfd that the switch writes to, so that a write waits, and has the switch write.
+    pub fn fill_call(&mut self) {
+        assert!(self.queue.enable_wakeups());
+        let (_, call) = self.queue.wakeup_descriptors();
+        let call = call.expect("the switch is there");
+        let flags = fcntl_getfl(call).unwrap();
+        fcntl_setfl(call, flags | OFlags::NONBLOCK).unwrap();
+        let _ = rustix::io::read(call, &mut [0; 8]);
+        rustix::io::write(call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl_setfl(call, flags - OFlags::NONBLOCK).unwrap();
+        // To a port that nobody owns: each is answered.
+        for _ in 0..20 {
+            self.send(PORT - 1, |_, _, _| {});
         }
     }
 

@@ -1,5 +1,6 @@
 //! A switch and its clients.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,7 +24,7 @@ pub const REGION: usize = 64 + 2 * LENGTH;
 pub struct Switch {
     child: Child,
     pub socket: PathBuf,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Switch {
@@ -34,15 +35,35 @@ impl Switch {
 
     /// With further arguments.
     pub fn start_with(arguments: &[&str]) -> Switch {
+        let addresses = ["--address", "10.0.0.1/24", "--address", "fd00::1/64"];
+        let (switch, line) = Switch::start_at("s", &[&addresses, arguments].concat());
+        assert!(line.contains("10.0.0.1/24, fd00::1/64, MTU 1500"), "{line:?}");
+        switch
+    }
+
+    /// With no other arguments than these, and this socket in a directory of its own. Gives what it says.
+    pub fn start_at(path: &str, arguments: &[&str]) -> (Switch, String) {
         let directory = tempfile::tempdir().expect("a directory");
-        let socket = directory.path().join("s");
+        let socket = directory.path().join(path);
+        let log = File::create(directory.path().join("log")).expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-switch"));
-        command.args(["serve", "--address", "10.0.0.1/24", "--address", "fd00::1/64", "--socket"]).arg(&socket);
-        let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().expect("the switch starts");
+        command.arg("serve").args(arguments).arg("--socket").arg(&socket);
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().expect("the switch starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
-        assert!(line.contains("10.0.0.1/24, fd00::1/64, MTU 1500"), "{line:?}");
-        Switch { child, socket, _directory: directory }
+        let switch = Switch { child, socket, directory };
+        assert!(!line.is_empty(), "{}", switch.log());
+        (switch, line)
+    }
+
+    /// Its own directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What it has said about itself.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).expect("its log")
     }
 
     pub fn status(&self) -> Status {
@@ -89,6 +110,7 @@ impl Drop for Switch {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        eprint!("{}", self.log());
     }
 }
 
@@ -146,6 +168,8 @@ pub enum Role {
     Exchanger,
     /// Attacks the server until it is told to stop.
     Attacker(crate::hostile::Attack),
+    /// Does to the switch what a local user can, one after the other.
+    Abuser,
     /// Says what `Config::from_environment` finds.
     Environment,
 }
@@ -160,6 +184,7 @@ pub fn is_peer() -> bool {
         Role::OpenServer => crate::hostile::serve_everybody(&task),
         Role::Exchanger => crate::endurance::exchange_for_ever(&task),
         Role::Attacker(attack) => crate::hostile::attack(&task, attack),
+        Role::Abuser => crate::abuse::abuse(&task),
         Role::Environment => match Config::from_environment() {
             Ok(config) => peer::tell(&format!("{:?} {:?}", config.switch, config.device.is_some())),
             Err(error) => peer::tell(&error.to_string()),

@@ -185,6 +185,12 @@ pub enum Command {
         /// Receives the state; `None` without a connection.
         reply: Sender<Option<TcpInfo>>,
     },
+    /// Gives the engine other own addresses, which nobody else has. Connections of one that is gone end by their
+    /// time-outs.
+    SetAddresses {
+        /// All of them, at least one.
+        addresses: Vec<crate::api::config::InterfaceAddress>,
+    },
     /// Sets or clears deliberate faults of the port.
     SetFaults {
         /// Rates and seed; `None` ends the faults.

@@ -38,6 +38,7 @@ struct Own {
 #[derive(Debug)]
 pub(crate) struct Addresses {
     all: Vec<Own>,
+    mac: [u8; 6],
     loop_back: bool,
     gateway: Option<IpAddress>,
     gateway6: Option<IpAddress>,
@@ -52,38 +53,66 @@ pub(crate) enum Check {
     Assigned(Ipv6Addr),
 }
 
+/// Addresses that this station can have, with their prefixes, and a link-local one if there are IPv6 addresses but none
+/// of that kind (RFC 4291 §2.8).
+fn checked(mut given: Vec<InterfaceAddress>, mac: [u8; 6]) -> Result<Vec<(IpAddress, u8)>, &'static str> {
+    let is_link_local = |given: &InterfaceAddress| IpAddress::from(given.address).is_link_local();
+    if given.iter().any(|given| given.address.is_ipv6()) && !given.iter().any(is_link_local) {
+        given.push(InterfaceAddress { address: ipv6::link_local(mac).into(), prefix_length: 64 });
+    }
+    if given.is_empty() {
+        return Err("there is no own address");
+    }
+    let mut all = Vec::with_capacity(given.len());
+    for InterfaceAddress { address, prefix_length } in given {
+        let own = IpAddress::from(address);
+        if own.is_unspecified() || own.is_multicast() || address.is_loopback() {
+            return Err("an own address must be a unicast address of the link");
+        }
+        if prefix_length > if own.is_ipv4() { 32 } else { 128 } {
+            return Err("a prefix length must be 0 to 32 for IPv4 and 0 to 128 for IPv6");
+        }
+        all.push((own, prefix_length));
+    }
+    Ok(all)
+}
+
 impl Addresses {
-    /// The configured addresses, and a link-local one if there are IPv6 addresses but none of that kind (RFC 4291
-    /// §2.8).
+    /// The configured addresses.
     pub(crate) fn new(config: &EngineConfig, mac: [u8; 6], random: &mut fastrand::Rng) -> Result<Self, &'static str> {
-        let mut given = config.addresses.clone();
-        let is_link_local = |given: &InterfaceAddress| IpAddress::from(given.address).is_link_local();
-        if given.iter().any(|given| given.address.is_ipv6()) && !given.iter().any(is_link_local) {
-            given.push(InterfaceAddress { address: ipv6::link_local(mac).into(), prefix_length: 64 });
-        }
-        if given.is_empty() {
-            return Err("there is no own address");
-        }
         let mut all = Vec::new();
-        for InterfaceAddress { address, prefix_length } in given {
-            let own = IpAddress::from(address);
-            if own.is_unspecified() || own.is_multicast() || address.is_loopback() {
-                return Err("an own address must be a unicast address of the link");
-            }
-            if prefix_length > if own.is_ipv4() { 32 } else { 128 } {
-                return Err("a prefix length must be 0 to 32 for IPv4 and 0 to 128 for IPv6");
-            }
+        for (address, prefix) in checked(config.addresses.clone(), mac)? {
             let left = config.duplicate_address_detection;
-            let standing = if own.is_ipv4() || left == 0 {
+            let standing = if address.is_ipv4() || left == 0 {
                 Standing::Assigned
             } else {
                 let nonce = std::array::from_fn(|_| random.u8(..));
                 Standing::Tentative { left, next: Instant::ZERO, nonce }
             };
-            all.push(Own { address: own, prefix: prefix_length, standing });
+            all.push(Own { address, prefix, standing });
         }
         let (gateway, gateway6) = (config.gateway.map(Into::into), config.gateway6.map(Into::into));
-        Ok(Addresses { all, loop_back: config.loop_back, gateway, gateway6 })
+        Ok(Addresses { all, mac, loop_back: config.loop_back, gateway, gateway6 })
+    }
+
+    /// Replaces the addresses by others, which nobody else has: new ones are used without a check for duplicates.
+    pub(crate) fn replace(&mut self, given: Vec<InterfaceAddress>) -> Result<(), &'static str> {
+        let old = std::mem::take(&mut self.all);
+        let standing = |address| {
+            let known = old.iter().find(|own| own.address == address);
+            known.map_or(Standing::Assigned, |own| own.standing)
+        };
+        match checked(given, self.mac) {
+            Ok(given) => {
+                let own = |(address, prefix)| Own { address, prefix, standing: standing(address) };
+                self.all = given.into_iter().map(own).collect();
+                Ok(())
+            }
+            Err(error) => {
+                self.all = old;
+                Err(error)
+            }
+        }
     }
 
     /// Whether an address is ours to use.
@@ -257,6 +286,18 @@ mod tests {
             assert_eq!(own.source_for(ip(destination)), Some(ip(source)), "{destination}");
             assert_eq!(own.next_hop(ip(destination)), ip(hop), "{destination}");
         }
+    }
+
+    #[test]
+    fn other_addresses_take_the_place_of_the_former() {
+        let mut own = addresses(&["fd00:1::1/64"]);
+        let given = |text: &str, prefix_length| InterfaceAddress { address: text.parse().unwrap(), prefix_length };
+        own.replace(vec![given("10.9.0.2", 24), given("fd00:1::1", 64), given("fd00:1::2", 64)]).unwrap();
+        assert!(own.is_own(ip("10.9.0.2")) && !own.may_be_own(ip("10.0.0.1")));
+        // Not checked for duplicates, beside one that still is.
+        assert!(own.is_own(ip("fd00:1::2")));
+        assert!(own.is_tentative(ip("fd00:1::1")) && own.is_tentative(ip("fe80::ff:fe00:1")));
+        assert!(own.replace(Vec::new()).is_err() && own.is_own(ip("10.9.0.2")));
     }
 
     #[test]

@@ -102,6 +102,10 @@ impl<P: Port> Core<P> {
             Command::TcpInfo { queue_pair, reply } => {
                 let _ = reply.send(tcp_info(connections, rdma, queue_pair));
             }
+            Command::SetAddresses { addresses } => {
+                // Those that cannot be are left out by whoever gives them.
+                let _ = net.addresses.replace(addresses);
+            }
             Command::SetFaults { faults } => link.port.set_faults(faults),
             Command::StartCapture { path, reply } => {
                 let _ = reply.send(link.port.start_capture(&path));

@@ -4,7 +4,7 @@ use crate::abi::{rdma_addr, sockaddr};
 use crate::errno::{EINVAL, Errno};
 use libc::{AF_INET, AF_INET6, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use uwarp::Config;
+use uwarp::Context;
 
 /// Reads an address of C.
 ///
@@ -74,24 +74,21 @@ pub(crate) fn write(route: &mut rdma_addr, end: End, address: SocketAddr) {
 }
 
 /// Whether the context has the address.
-pub(crate) fn is_own(config: &Config, ip: IpAddr) -> bool {
-    ip == config.address.address || config.more_addresses.iter().any(|own| own.address == ip)
+pub(crate) fn is_own(context: &Context, ip: IpAddr) -> bool {
+    context.addresses().iter().any(|own| own.address == ip)
 }
 
 /// The context's first address of the same version of IP.
-pub(crate) fn own_like(config: &Config, ip: IpAddr) -> Option<IpAddr> {
-    std::iter::once(&config.address)
-        .chain(&config.more_addresses)
-        .map(|own| own.address)
-        .find(|own| own.is_ipv4() == ip.is_ipv4())
+pub(crate) fn own_like(context: &Context, ip: IpAddr) -> Option<IpAddr> {
+    context.addresses().into_iter().map(|own| own.address).find(|own| own.is_ipv4() == ip.is_ipv4())
 }
 
 /// An address as the context knows it: those of the loop-back interface stand for its own.
-pub(crate) fn without_loopback(config: &Config, address: SocketAddr) -> Option<SocketAddr> {
+pub(crate) fn without_loopback(context: &Context, address: SocketAddr) -> Option<SocketAddr> {
     if !address.ip().is_loopback() {
         return Some(address);
     }
-    own_like(config, address.ip()).map(|own| SocketAddr::new(own, address.port()))
+    own_like(context, address.ip()).map(|own| SocketAddr::new(own, address.port()))
 }
 
 #[cfg(test)]

@@ -65,10 +65,9 @@ impl CommonDevice {
 /// Binds an identifier to an address, or to all if it is unspecified.
 pub(crate) fn bind(id: &Handle<Identifier>, wanted: SocketAddr) -> Result<(), Errno> {
     let context = process::started()?;
-    let config = context.config();
-    let wanted = address::without_loopback(config, wanted).ok_or(Errno(libc::EADDRNOTAVAIL))?;
+    let wanted = address::without_loopback(context, wanted).ok_or(Errno(libc::EADDRNOTAVAIL))?;
     let is_any = wanted.ip().is_unspecified();
-    if !is_any && !address::is_own(config, wanted.ip()) {
+    if !is_any && !address::is_own(context, wanted.ip()) {
         return Err(Errno(libc::EADDRNOTAVAIL));
     }
     let mut state = id.lock();
@@ -107,7 +106,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     minus_one(|| {
         // SAFETY: the caller's pointers.
         let (handle, destination) = unsafe { (Handle::<Identifier>::get(id)?, address::read(destination)?) };
-        let config = process::started()?.config();
+        let context = process::started()?;
         if !source.is_null() && handle.lock().local.is_none() {
             // SAFETY: the caller's pointer.
             bind(handle, unsafe { address::read(source)? })?;
@@ -118,10 +117,10 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
         }
         // An IPv4 address may come as one of IPv6.
         let named = SocketAddr::new(destination.ip().to_canonical(), destination.port());
-        let peer = address::without_loopback(config, named);
+        let peer = address::without_loopback(context, named);
         let own = peer.and_then(|peer| match state.local {
             Some(local) if !local.ip().is_unspecified() => Some(local.ip()),
-            _ => address::own_like(config, peer.ip()),
+            _ => address::own_like(context, peer.ip()),
         });
         let own = own.filter(|own| own.is_ipv4() == named.is_ipv4());
         let (Some(peer), Some(own)) = (peer, own) else {

@@ -109,7 +109,8 @@ impl Channel {
 pub(crate) fn create(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, Errno> {
     // SAFETY: the caller's pointer.
     let open = unsafe { context::get(context)? };
-    let events = Arc::new(Events { waiting: Lock::new(Rank::ChannelEvents, VecDeque::new()), counter: EventCounter::new()? });
+    let events =
+        Arc::new(Events { waiting: Lock::new(Rank::ChannelEvents, VecDeque::new()), counter: EventCounter::new()? });
     let public = ibv_comp_channel { context, fd: events.counter.raw(), refcnt: 0 };
     open.objects.fetch_add(1, Ordering::AcqRel);
     Ok(Handle::create(public, Channel { events, queues: AtomicUsize::new(0) }))
@@ -146,10 +147,13 @@ mod tests {
 
     #[test]
     fn events_are_fetched_in_order_and_go_with_their_queue() {
-        let events = Arc::new(Events { waiting: Lock::new(Rank::ChannelEvents, VecDeque::new()), counter: EventCounter::new().unwrap() });
+        let events = Arc::new(Events {
+            waiting: Lock::new(Rank::ChannelEvents, VecDeque::new()),
+            counter: EventCounter::new().unwrap(),
+        });
         let channel = Channel { events, queues: AtomicUsize::new(0) };
         let bells = [channel.bell(), channel.bell()];
-        let fetch = || channel.take(|_| {}).unwrap().map(|queue| queue.addr());
+        let fetch = || channel.take(false, |_| {}).unwrap().map(|queue| queue.addr());
         bells[0].ring();
         assert_eq!(fetch(), None, "it is not in the channel yet");
         channel.add(&bells[0], 16);

@@ -5,7 +5,6 @@ use crate::rdma::peer_to_peer::PeerToPeer;
 use crate::rdma::queue_pair::QueuePairControl;
 use crate::runtime::context::{Context, Shared};
 use crate::runtime::core::NoReply;
-use crate::runtime::switch::Link;
 use crate::tcp::Lent;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -423,7 +422,7 @@ pub(crate) fn start_connect(
     peer: SocketAddr,
     options: ConnectOptions,
 ) -> Result<Connecting, Error> {
-    let peer = Link::reachable(&shared.config, peer);
+    let peer = shared.reachable(peer);
     let timeout = options.answer_timeout.map_or(options.timeout, |answer| options.timeout.saturating_add(answer));
     let features = options.features;
     let (local_address, local_port) = (options.local_address, options.local_port);

@@ -1,7 +1,7 @@
 //! Contexts and protection domains.
 
 use crate::capabilities::Capabilities;
-use crate::config::{Config, FaultOptions};
+use crate::config::{Config, FaultOptions, InterfaceAddress};
 use crate::error::Error;
 use crate::runtime::core::Core;
 use crate::runtime::driver;
@@ -177,6 +177,11 @@ impl Context {
     /// The configuration that the context was opened with: its limits, address and options.
     pub fn config(&self) -> &Config {
         &self.shared.config
+    }
+
+    /// The addresses that the context has now. Those of a switch that follows its host may change.
+    pub fn addresses(&self) -> Vec<InterfaceAddress> {
+        self.shared.addresses()
     }
 
     /// What connections of this context can be asked to do.

@@ -1,6 +1,6 @@
 //! What all objects of one context share, and how it ends.
 
-use crate::config::Config;
+use crate::config::{Config, InterfaceAddress};
 use crate::error::Error;
 use crate::runtime::cpus::CommitCpus;
 use crate::runtime::driver::{self, Backoff};
@@ -14,6 +14,7 @@ use crate::runtime::tcp_ports::TcpPorts;
 use crate::runtime::waiters::Waiters;
 use crate::stats::{ObjectCounts, PortSnapshot, SilentEngine, StatsSnapshot};
 use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError, at, bounded, never, select};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -143,13 +144,31 @@ impl Core {
     pub(crate) fn watcher(&self) -> Result<Watcher, Error> {
         let thread = !self.is_inline();
         let enders: Vec<_> = self.engines.iter().map(|engine| engine.ender(thread)).collect();
-        Watcher::start(move |cause| enders.into_iter().for_each(|end| end(cause)))
+        let movers: Vec<_> = self.engines.iter().map(EngineHandle::mover).collect();
+        Watcher::start(
+            move |addresses| movers.iter().for_each(|set_addresses| set_addresses(addresses)),
+            move |cause| enders.into_iter().for_each(|end| end(cause)),
+        )
     }
 
     /// The context has a place in its switch, and ends with it.
     pub(crate) fn joined(&self, link: Arc<Link>, watcher: Watcher) {
         watcher.watch(Arc::clone(&link));
         let _ = self.switch.set(link);
+    }
+
+    /// The context's addresses: those of its switch may change.
+    pub(crate) fn addresses(&self) -> Vec<InterfaceAddress> {
+        self.switch.get().map_or_else(|| self.config.addresses().collect(), |link| link.addresses())
+    }
+
+    /// Where a peer is reached: on a switch, a loopback address is this host, whose addresses the context has.
+    pub(crate) fn reachable(&self, peer: SocketAddr) -> SocketAddr {
+        if self.config.switch.is_none() || !peer.ip().is_loopback() {
+            return peer;
+        }
+        let own = self.addresses().into_iter().find(|own| own.address.is_ipv4() == peer.is_ipv4());
+        own.map_or(peer, |own| SocketAddr::new(own.address, peer.port()))
     }
 
     /// The place in the switch, where one shares the TCP ports out.

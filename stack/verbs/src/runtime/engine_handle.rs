@@ -1,5 +1,6 @@
 //! An engine, seen from the threads of the application.
 
+use crate::config::InterfaceAddress;
 use crate::runtime::driver::Health;
 use crate::runtime::driver::at_helm::Helm;
 use crate::runtime::lock::lock;
@@ -49,6 +50,22 @@ impl EngineHandle {
                 let _ = health.ended().recv_timeout(STOP_MARGIN);
             }
             health.give_up(cause);
+        }
+    }
+
+    /// Gives the engine other addresses, from any thread.
+    pub(crate) fn mover(&self) -> impl Fn(&[InterfaceAddress]) + Send + 'static {
+        let (commands, doorbells, wake) = (self.commands.clone(), Arc::clone(&self.doorbells), Arc::clone(&self.wake));
+        move |addresses| {
+            let plain = |own: &InterfaceAddress| uwarp_engine::InterfaceAddress {
+                address: own.address,
+                prefix_length: own.prefix,
+            };
+            let addresses = addresses.iter().map(plain).collect();
+            if commands.send(Command::SetAddresses { addresses }).is_ok() {
+                doorbells.ring_mailbox();
+                wake.fire_if_armed();
+            }
         }
     }
 

@@ -11,7 +11,6 @@ pub use options::TcpStreamOptions;
 
 use crate::runtime::context::{Context, Shared};
 use crate::runtime::driver::{self, Backoff};
-use crate::runtime::switch::Link;
 use crossbeam::channel::bounded;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -88,7 +87,7 @@ impl TcpStream {
     /// open, reads and writes wait, or return [`ErrorKind::WouldBlock`] in non-blocking mode.
     pub fn start_connect(context: &Context, peer: SocketAddr, options: &TcpStreamOptions) -> io::Result<TcpStream> {
         let shared = context.shared();
-        let peer = Link::reachable(&shared.config, peer);
+        let peer = shared.reachable(peer);
         options.check()?;
         shared.start().map_err(other)?;
         let engine = shared.pick_engine();

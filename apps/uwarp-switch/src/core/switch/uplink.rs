@@ -130,8 +130,8 @@ impl Switch {
         let Some(Uplink { mac, .. }) = self.uplink else { return Vec::new() };
         let reply = &mut self.reply;
         let mut frames = Vec::new();
-        for own in &self.addresses {
-            if reply.announce(mac, *own) {
+        for own in self.addresses.iter() {
+            if reply.announce(mac, own) {
                 frames.push(reply.octets().to_vec());
             }
         }
@@ -239,7 +239,7 @@ impl Switch {
         target: Ipv6Addr,
     ) -> Result<Verdict, DropReason> {
         let route = &icmp.route;
-        let own = self.addresses.iter().find(|own| !own.is_ipv4()).copied();
+        let own = self.addresses.first(false);
         let Some(own) = own.filter(|_| !route.source.is_unspecified()) else { return Ok(Verdict::Drop) };
         let (to, destination) = match route.destination_mac.is_unicast() {
             true => (route.destination_mac, target),

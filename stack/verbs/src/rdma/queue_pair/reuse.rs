@@ -31,7 +31,7 @@ impl QueuePairControl {
             let (done, answer) = bounded(1);
             let command = Command::SetAccess { queue_pair: self.number, access, done };
             self.shared.engines[self.engine].command(command);
-            self.shared.reply(&answer)?;
+            self.shared.reply(self.engine, &answer)?;
         }
         self.made.access = access;
         Ok(())

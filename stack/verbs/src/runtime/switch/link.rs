@@ -1,18 +1,18 @@
 //! A context's connection to its switch.
 
-use super::protocol::{self, Answer, Offer, Refusal, Request, VERSION, Welcome};
-use crate::config::{Config, DeviceConfig, Neighbour};
+use super::protocol::{self, Answer, Namespace, Offer, Refusal, Request, VERSION, Welcome};
+use crate::config::{Config, DeviceConfig, InterfaceAddress, Neighbour};
 use crate::error::Error;
 use crate::runtime::lock::lock;
 use crossbeam::channel::{Sender, bounded};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown, sockopt};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uwarp_engine::ReservedPorts;
@@ -38,10 +38,14 @@ pub(crate) struct Link {
     asking: Mutex<Vec<(u16, Option<IpAddr>)>>,
     /// The context's ports, with the number of connections of each.
     ports: Arc<ReservedPorts>,
-    /// Wakes the thread that gives ports back.
+    /// Wakes the thread that gives ports back, and has the engines know of changes.
     unused: Arc<Notifier>,
     state: AtomicU8,
     welcome: Welcome,
+    /// What the switch offers now.
+    offer: Mutex<Offer>,
+    /// The engines do not know it yet.
+    has_changed: AtomicBool,
     /// The device's socket, which the driver knows as `/proc/self/fd/NUMBER`.
     _device: OwnedFd,
 }
@@ -66,8 +70,18 @@ fn connect(path: &Path) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
-fn ask(path: &Path, socket: &OwnedFd, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
-    let answer = protocol::send(socket, request, None).and_then(|()| protocol::receive(socket));
+/// Asks, and waits for the answer. `changed` is called with what comes in between.
+fn ask(
+    path: &Path,
+    socket: &OwnedFd,
+    request: &Request,
+    mut changed: impl FnMut(Offer),
+) -> Result<(Answer, Option<OwnedFd>), Error> {
+    let mut answer = protocol::send(socket, request, None).and_then(|()| protocol::receive(socket));
+    while let Ok(Some((Answer::Changed(offer), _))) = answer {
+        changed(offer);
+        answer = protocol::receive(socket);
+    }
     match answer {
         Ok(Some(answer)) => Ok(answer),
         Ok(None) => Err(failed(path, CLOSED_AT_ONCE)),
@@ -77,15 +91,38 @@ fn ask(path: &Path, socket: &OwnedFd, request: &Request) -> Result<(Answer, Opti
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(failed(path, format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))
         }
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(failed(path, format!("its answer is not understood: {error}. {}", versions())))
+        }
         Err(error) => Err(failed(path, error)),
     }
+}
+
+fn versions() -> String {
+    format!("This program speaks version {VERSION}, and the switch another one: use those of one installation")
 }
 
 fn unexpected(path: &Path, answer: Answer) -> Error {
     match answer {
         Answer::Refused { reason, .. } => failed(path, reason),
-        _ => failed(path, "an answer that does not fit: switch and program are of different versions"),
+        _ => failed(path, format!("an answer that does not fit. {}", versions())),
     }
+}
+
+/// What a switch offers.
+fn offer(path: &Path) -> Result<Offer, Error> {
+    let socket = connect(path)?;
+    match ask(path, &socket, &Request::Offer { version: VERSION }, |_| ())? {
+        (Answer::Offer(offer), _) => Ok(offer),
+        (other, _) => Err(unexpected(path, other)),
+    }
+}
+
+/// Whether the addresses of a switch are those of another network namespace than this thread's. Others that were
+/// chosen for it are anybody's, and a switch that does not say is asked when the program joins it.
+pub(super) fn is_of_another_network(path: &Path) -> bool {
+    let namespace = offer(path).ok().and_then(|offer| offer.namespace);
+    namespace.zip(Namespace::own()).is_some_and(|(theirs, own)| theirs != own)
 }
 
 /// Fills in what all clients of the configured switch have in common: the addresses and the MTU.
@@ -94,14 +131,12 @@ fn unexpected(path: &Path, answer: Answer) -> Error {
 /// [`Error::Switch`] if there is no switch.
 pub(crate) fn resolve(mut config: Config) -> Result<Config, Error> {
     let Some(path) = config.switch.clone() else { return Ok(config) };
-    let socket = connect(&path)?;
-    match ask(&path, &socket, &Request::Offer { version: VERSION })? {
-        (Answer::Offer(offer), _) => {
-            apply(&mut config, &path, &offer)?;
-            Ok(config)
-        }
-        (other, _) => Err(unexpected(&path, other)),
+    let offer = offer(&path)?;
+    apply(&mut config, &path, &offer)?;
+    if offer.namespace.zip(Namespace::own()).is_some_and(|(theirs, own)| theirs != own) {
+        tracing::warn!(switch = %path.display(), address = %config.address, "the switch is another network namespace's");
     }
+    Ok(config)
 }
 
 fn apply(config: &mut Config, path: &Path, offer: &Offer) -> Result<(), Error> {
@@ -118,22 +153,23 @@ fn apply(config: &mut Config, path: &Path, offer: &Offer) -> Result<(), Error> {
 /// Joins the configured switch, and sets the device that it gives; `None` if none is configured.
 ///
 /// # Errors
-/// [`Error::Switch`] if there is no switch, it refuses, or it has other addresses than [`resolve`] found.
+/// [`Error::Switch`] if there is no switch, it refuses, or it has another MTU than [`resolve`] found.
 pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Option<Arc<Link>>, Error> {
     let Some(path) = config.switch.clone() else { return Ok(None) };
     let socket = connect(&path)?;
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let join = Request::Join { version: VERSION, program: program.unwrap_or_default() };
-    let (welcome, device) = match ask(&path, &socket, &join)? {
+    let (welcome, device) = match ask(&path, &socket, &join, |_| ())? {
         (Answer::Welcome(welcome), Some(device)) => (welcome, device),
         (other, _) => return Err(unexpected(&path, other)),
     };
-    let mut own = config.clone();
-    apply(&mut own, &path, &welcome.offer)?;
-    if !own.addresses().eq(config.addresses()) || own.mtu != config.mtu {
-        return Err(failed(&path, "its addresses have changed since this context was made: make a new one"));
+    let mtu = config.mtu;
+    apply(config, &path, &welcome.offer)?;
+    if mtu != config.mtu {
+        return Err(failed(&path, "its MTU has changed since this context was made: make a new one"));
     }
+    tracing::info!(switch = %path.display(), place = welcome.place, address = %config.address, "has joined a switch");
     config.device = Some(DeviceConfig::VirtioUser {
         // Connects to the socket itself, wherever it is: the switch may be in another container.
         socket: format!("/proc/self/fd/{}", device.as_raw_fd()).into(),
@@ -151,7 +187,9 @@ pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Op
     let unused = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the switch"))?);
     ports.notify_unused(Arc::clone(&unused));
     let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
-    Ok(Some(Arc::new(Link { path, socket, asking, ports, unused, state, welcome, _device: device })))
+    let (offer, has_changed) = (Mutex::new(welcome.offer.clone()), AtomicBool::new(false));
+    let link = Link { path, socket, asking, ports, unused, state, welcome, offer, has_changed, _device: device };
+    Ok(Some(Arc::new(link)))
 }
 
 impl Link {
@@ -171,11 +209,43 @@ impl Link {
     /// Asks, and waits for the answer. A switch that does not answer in time is lost: its answer would be taken for
     /// that of the next request.
     fn ask(&self, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
-        let answer = ask(&self.path, &self.socket, request);
+        let answer = ask(&self.path, &self.socket, request, |offer| self.note(offer));
         if answer.is_err() {
             let _ = shutdown(self.socket.as_fd(), Shutdown::Both);
         }
         answer
+    }
+
+    /// What the switch offers has changed.
+    fn note(&self, offer: Offer) {
+        if !offer.addresses.is_empty() {
+            *lock(&self.offer) = offer;
+            self.has_changed.store(true, Ordering::Release);
+            self.unused.fire();
+        }
+    }
+
+    /// Takes what the switch has said without being asked. False at the end of the connection.
+    fn take_news(&self) -> bool {
+        let _nobody_waits = lock(&self.asking);
+        loop {
+            let mut wanted = [PollFd::new(&self.socket, PollFlags::IN)];
+            match poll(&mut wanted, Some(&Timespec::default())) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(_) => continue,
+            }
+            match protocol::receive(&self.socket) {
+                Ok(Some((Answer::Changed(offer), _))) => self.note(offer),
+                Ok(Some(_)) => tracing::warn!(switch = %self.path.display(), "an answer to no question"),
+                Ok(None) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// The addresses that the context has now.
+    pub(crate) fn addresses(&self) -> Vec<InterfaceAddress> {
+        lock(&self.offer).addresses.clone()
     }
 
     fn cause(&self) -> &'static str {
@@ -204,19 +274,23 @@ impl Link {
         }
     }
 
-    /// Gives ports back when their last connections have ended. Returns when the connection to the switch is over.
-    fn serve_until_end(&self) {
+    /// Gives ports back when their last connections have ended, and calls `changed` with new addresses. Returns when
+    /// the connection to the switch is over.
+    fn serve_until_end(&self, changed: impl Fn(&[InterfaceAddress])) {
         loop {
             self.release_unused();
-            // Of the socket nothing is asked for: an end is always reported.
-            let mut wanted = [PollFd::new(&self.socket, PollFlags::empty()), PollFd::new(&*self.unused, PollFlags::IN)];
+            if self.has_changed.swap(false, Ordering::Acquire) {
+                changed(&self.addresses());
+            }
+            let mut wanted = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.unused, PollFlags::IN)];
             if poll(&mut wanted, None).is_err() {
                 continue;
             }
-            if !wanted[0].revents().is_empty() {
+            let said = wanted[0].revents();
+            self.unused.drain();
+            if said.intersects(PollFlags::HUP | PollFlags::ERR) || !said.is_empty() && !self.take_news() {
                 return;
             }
-            self.unused.drain();
         }
     }
 
@@ -262,15 +336,6 @@ impl Link {
         // Descriptors of a forked child keep the connection otherwise.
         let _ = shutdown(self.socket.as_fd(), Shutdown::Both);
     }
-
-    /// Where a peer is reached: a loopback address is this host, whose addresses the context has.
-    pub(crate) fn reachable(config: &Config, peer: SocketAddr) -> SocketAddr {
-        if config.switch.is_none() || !peer.ip().is_loopback() {
-            return peer;
-        }
-        let own = config.addresses().find(|own| own.address.is_ipv4() == peer.is_ipv4());
-        own.map_or(peer, |own| SocketAddr::new(own.address, peer.port()))
-    }
 }
 
 /// A thread that waits for the end of a switch. Without a link to watch it ends when this is dropped.
@@ -280,12 +345,16 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread, which calls `lost` if the switch ends before the context closes.
-    pub(crate) fn start(lost: impl FnOnce(&str) + Send + 'static) -> Result<Watcher, Error> {
+    /// Starts the thread, which calls `changed` with new addresses, and `lost` if the switch ends before the context
+    /// closes.
+    pub(crate) fn start(
+        changed: impl Fn(&[InterfaceAddress]) + Send + 'static,
+        lost: impl FnOnce(&str) + Send + 'static,
+    ) -> Result<Watcher, Error> {
         let (sender, receiver) = bounded::<Arc<Link>>(1);
         let body = move || {
             let Ok(link) = receiver.recv() else { return };
-            link.serve_until_end();
+            link.serve_until_end(changed);
             if link.state.compare_exchange(OPEN, LOST, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 let cause = format!("{}: {}", link.path.display(), link.cause());
                 tracing::error!(cause, "the context has lost its network");

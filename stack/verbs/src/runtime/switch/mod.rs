@@ -37,9 +37,17 @@ pub fn default_sockets() -> Vec<PathBuf> {
     sockets
 }
 
-/// The first of the default sockets at which a switch listens.
+/// The first of the default sockets at which a switch listens. One with the addresses of another network namespace is
+/// passed over with a warning: its clients would appear on a network that their programs do not see.
 pub fn find() -> Option<PathBuf> {
-    default_sockets().into_iter().find(|path| is_served(path))
+    default_sockets().into_iter().filter(|path| is_served(path)).find(|path| {
+        let is_foreign = link::is_of_another_network(path);
+        if is_foreign {
+            let switch = path.display();
+            tracing::warn!(%switch, "passes over a switch of another network namespace: {SWITCH_VARIABLE} may name it");
+        }
+        !is_foreign
+    })
 }
 
 /// Whether a switch, or another program, listens at a socket.

@@ -1,9 +1,10 @@
 //! The messages between a switch and its clients: one JSON object in each packet of a SEQPACKET socket.
 //!
-//! A client sends a [`Request`] and waits for its [`Answer`]. Everything that a client holds is freed when its
-//! connection ends, or its process.
+//! A client sends a [`Request`] and waits for its [`Answer`]. A client that has joined may also get [`Answer::Changed`],
+//! at any time. Everything that a client holds is freed when its connection ends, or its process.
 
 use crate::config::{InterfaceAddress, MacAddress};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -14,13 +15,15 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Version of these messages. A switch serves clients of its own version only.
+/// Version of these messages. A switch serves clients of its own version only. Of each version are the fields `request`
+/// and `version` of the first request, and [`Answer::Refused`], so that either side learns the other's.
 pub const VERSION: u32 = 3;
-/// Most octets of a message.
-pub const LONGEST: usize = 64 << 10;
+/// Most octets of a message: the longest says which ports 30 clients have.
+pub const LONGEST: usize = 128 << 10;
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +80,8 @@ pub enum Answer {
     Delivered,
     /// To [`Request::Status`].
     Status(Status),
+    /// To no request: what a client that has joined was offered is this now. Only addresses change.
+    Changed(Offer),
     /// The request is not granted.
     Refused {
         /// What kind of refusal it is.
@@ -86,13 +91,19 @@ pub enum Answer {
     },
 }
 
+/// The version that a request names. Requests of other versions need not be understood otherwise.
+#[derive(Deserialize)]
+struct Named {
+    version: u32,
+}
+
 /// Kinds of refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Refusal {
     /// Switch and client speak different versions, or the request does not fit.
     Protocol,
-    /// There are as many clients as the switch can have.
+    /// There are as many clients as the switch can have, or as the user may have.
     Full,
     /// Somebody owns the port.
     PortTaken,
@@ -115,6 +126,21 @@ pub struct Offer {
     /// The same for IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<Ipv6Addr>,
+    /// The network namespace whose addresses these are; `None` if they were chosen for the switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<Namespace>,
+}
+
+/// A network namespace, by the device and the inode of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Namespace(pub u64, pub u64);
+
+impl Namespace {
+    /// The calling thread's; `None` if /proc does not say it.
+    pub fn own() -> Option<Namespace> {
+        let file = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
+        Some(Namespace(file.dev(), file.ino()))
+    }
 }
 
 /// A client's place.
@@ -196,13 +222,28 @@ pub struct ClientStatus {
     pub drops: std::collections::BTreeMap<String, u64>,
 }
 
+/// The address of a socket, however long its path is, and what has to stay open until the address was used.
+///
+/// # Errors
+/// There is no such directory, or it is no path for a socket.
+pub fn address(path: &Path) -> io::Result<(SocketAddrUnix, Option<OwnedFd>)> {
+    if let Ok(address) = SocketAddrUnix::new(path) {
+        return Ok((address, None));
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::INVAL.into()) };
+    let directory = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let short = Path::new(&format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
+    Ok((SocketAddrUnix::new(&short)?, Some(directory)))
+}
+
 /// A connected socket.
 ///
 /// # Errors
 /// Nobody listens there, or may not be connected to.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let (address, _directory) = address(path)?;
+    rustix::net::connect(&socket, &address)?;
     Ok(socket)
 }
 
@@ -250,9 +291,53 @@ pub fn receive<Message: DeserializeOwned>(socket: impl AsFd) -> io::Result<Optio
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
     }
-    let message = serde_json::from_slice(&octets[..received.bytes])
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-    Ok(Some((message, descriptor)))
+    Ok(Some((parse(&octets[..received.bytes])?, descriptor)))
+}
+
+fn parse<Message: DeserializeOwned>(octets: &[u8]) -> io::Result<Message> {
+    serde_json::from_slice(octets).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+}
+
+/// What a client has sent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A request.
+    Request(Request),
+    /// One of another version.
+    OtherVersion(u32),
+    /// Descriptors came along, which no request has. They are still on the socket: receiving them would make this
+    /// process their last owner, and close them at any cost.
+    Descriptors,
+    /// The end.
+    End,
+}
+
+/// Receives a request, from a client whom nobody trusts.
+///
+/// # Errors
+/// It is none, or too long; on a socket that does not block, that none waits.
+pub fn receive_request(socket: impl AsFd) -> io::Result<Received> {
+    let mut octets = vec![0; LONGEST];
+    let look = |buffer: &mut [u8], flags| {
+        recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut RecvAncillaryBuffer::default(), flags)
+    };
+    let seen = look(&mut octets, RecvFlags::PEEK)?;
+    if seen.flags.contains(ReturnFlags::CTRUNC) {
+        return Ok(Received::Descriptors);
+    }
+    // Takes the packet.
+    look(&mut [], RecvFlags::empty())?;
+    if seen.bytes == 0 {
+        return Ok(Received::End);
+    }
+    if seen.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
+    }
+    let octets = &octets[..seen.bytes];
+    match parse::<Named>(octets) {
+        Ok(Named { version }) if version != VERSION => Ok(Received::OtherVersion(version)),
+        _ => parse(octets).map(Received::Request),
+    }
 }
 
 #[cfg(test)]
@@ -268,7 +353,13 @@ mod tests {
     fn messages_and_descriptors_arrive_one_by_one() {
         let (here, there) = pair();
         let file = std::fs::File::open("/dev/null").unwrap();
-        let offer = Offer { addresses: vec!["10.0.0.1/24".parse().unwrap()], mtu: 1500, gateway: None, gateway6: None };
+        let offer = Offer {
+            addresses: vec!["10.0.0.1/24".parse().unwrap()],
+            mtu: 1500,
+            gateway: None,
+            gateway6: None,
+            namespace: None,
+        };
         let welcome = Answer::Welcome(Welcome {
             offer,
             place: 3,
@@ -295,11 +386,53 @@ mod tests {
             rustix::net::send(&here, text.as_bytes(), SendFlags::empty()).unwrap();
             drop(here);
             // An empty packet is how the end looks.
-            assert!(receive::<Request>(&there).map(|message| message.is_none()).unwrap_or(!text.is_empty()), "{text}");
+            let is_end = receive_request(&there).map(|received| received == Received::End);
+            assert!(is_end.unwrap_or(!text.is_empty()), "{text}");
         }
         let (here, there) = pair();
         let long = format!("{{\"request\":\"reserve\",\"port\":1{}}}", " ".repeat(LONGEST));
         rustix::net::send(&here, long.as_bytes(), SendFlags::empty()).unwrap();
-        assert_eq!(receive::<Request>(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(receive_request(&there).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_request_is_received_once_and_without_descriptors() {
+        let (here, there) = pair();
+        for request in [Request::Reserve { port: 7, address: None }, Request::Status { version: VERSION }] {
+            send(&here, &request, None).unwrap();
+            assert_eq!(receive_request(&there).unwrap(), Received::Request(request));
+        }
+        let file = std::fs::File::open("/dev/null").unwrap();
+        send(&here, &Request::Deliver, Some(file.as_fd())).unwrap();
+        let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        assert_eq!(receive_request(&there).unwrap(), Received::Descriptors);
+        assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);
+    }
+
+    #[test]
+    fn a_request_of_another_version_names_it_whatever_else_it_has() {
+        for (text, expected) in [
+            ("{\"request\":\"offer\",\"version\":2}", Received::OtherVersion(2)),
+            ("{\"request\":\"join\",\"version\":99,\"program\":\"p\",\"new\":[1]}", Received::OtherVersion(99)),
+            ("{\"request\":\"unheard-of\",\"version\":4}", Received::OtherVersion(4)),
+        ] {
+            let (here, there) = pair();
+            rustix::net::send(&here, text.as_bytes(), SendFlags::empty()).unwrap();
+            assert_eq!(receive_request(&there).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_socket_may_have_any_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let long = directory.path().join("x".repeat(100));
+        std::fs::create_dir(&long).unwrap();
+        for path in [directory.path().join("s"), long.join("s")] {
+            let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            let (address, _directory) = address(&path).unwrap();
+            rustix::net::bind(&listener, &address).unwrap();
+            rustix::net::listen(&listener, 1).unwrap();
+            connect(&path).unwrap();
+        }
     }
 }
