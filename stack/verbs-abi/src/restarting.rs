@@ -7,12 +7,14 @@ use crate::errno::Errno;
 use crate::exports::*;
 use crate::handle::Handle;
 use crate::testing::{Device, errno};
+use crate::verbs::channel::Channel as CompletionChannel;
 use crate::verbs::context;
 use crate::verbs::events::Event;
 use libc::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use uwarp_ring::Bell as _;
 
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
@@ -117,4 +119,27 @@ fn waiting_for_an_asynchronous_event_goes_on_behind_a_handler_with_sa_restart() 
         context::get(context()).unwrap().events.push(Event { kind: IBV_EVENT_PORT_ERR, element: 0 });
     };
     goes_on_if_it_shall(call, raise);
+}
+
+#[test]
+fn waiting_for_a_completion_event_goes_on_behind_a_handler_with_sa_restart() {
+    let device = Device::open();
+    // SAFETY: the test's own objects.
+    let (address, queue) = unsafe {
+        let channel = ibv_create_comp_channel(device.context);
+        (channel.expose_provenance(), device.queue(channel).expose_provenance())
+    };
+    // SAFETY: as above.
+    let channel = unsafe {
+        Handle::<CompletionChannel>::get(std::ptr::with_exposed_provenance_mut::<ibv_comp_channel>(address)).unwrap()
+    };
+    let bell = channel.bell();
+    channel.add(&bell, queue);
+    // SAFETY: as above.
+    let call = || unsafe {
+        let (mut queue, mut user) = (null_mut(), null_mut());
+        let channel = std::ptr::with_exposed_provenance_mut(address);
+        answer(ibv_get_cq_event(channel, &raw mut queue, &raw mut user))
+    };
+    goes_on_if_it_shall(call, || bell.ring());
 }
