@@ -108,12 +108,12 @@ fn port_attributes(port: u8) -> Result<ibv_port_attr, Errno> {
     if port != 1 {
         return Err(EINVAL);
     }
-    let config = process::process()?.context.config();
+    let context = &process::process()?.context;
     Ok(ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,
-        active_mtu: mtu_number(config.mtu),
-        gid_tbl_len: device::gids(config).count() as c_int,
+        active_mtu: mtu_number(context.config().mtu),
+        gid_tbl_len: device::gids(context).count() as c_int,
         port_cap_flags: IBV_PORT_CM_SUP,
         max_msg_sz: 1 << 31,
         pkey_tbl_len: 1,
@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, _: *m
 
 /// A GID of the port.
 fn gid(index: u32) -> Result<ibv_gid, Errno> {
-    device::gids(process::process()?.context.config()).nth(index as usize).ok_or(EINVAL)
+    device::gids(&process::process()?.context).nth(index as usize).ok_or(EINVAL)
 }
 
 /// An entry of the port's table as those see it who have `size` octets for it.
@@ -213,7 +213,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: the caller's pointers: `most` entries of `size` octets.
         unsafe {
             get(context)?;
-            let gids = device::gids(process::process()?.context.config());
+            let gids = device::gids(&process::process()?.context);
             if flags != 0 || out.is_null() {
                 return Err(EINVAL);
             }

@@ -7,7 +7,7 @@ use libc::{c_char, c_int};
 use std::mem::offset_of;
 use std::net::IpAddr;
 use std::sync::OnceLock;
-use uwarp::Config;
+use uwarp::Context;
 
 /// Programs that know drivers look behind the public structure; they find zeroes.
 #[repr(C, align(64))]
@@ -59,10 +59,10 @@ pub(crate) fn guid(address: IpAddr) -> u64 {
 
 /// The port's GIDs. The first one is, as that of other iWARP devices, the octets of the hardware's address; here of the
 /// number. Those of the own addresses follow, by which programs find the device that has an address.
-pub(crate) fn gids(config: &Config) -> impl Iterator<Item = ibv_gid> {
+pub(crate) fn gids(context: &Context) -> impl Iterator<Item = ibv_gid> {
     let mut first = [0; 16];
-    first[..8].copy_from_slice(&guid(config.address.address).to_be_bytes());
-    let own = config.addresses().map(|own| match own.address {
+    first[..8].copy_from_slice(&guid(context.config().address.address).to_be_bytes());
+    let own = context.addresses().into_iter().map(|own| match own.address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
     });

@@ -53,6 +53,7 @@ impl Pair {
         self.control.lock()
     }
 
+    /// What the program has set, and what the connection has agreed on.
     pub(crate) fn attributes(&self) -> Locked<'_, ibv_qp_attr> {
         self.attributes.lock()
     }
