@@ -20,7 +20,7 @@ pub const BLOCK: u16 = 1024;
 /// The ports that are given out in blocks. The usual ports of RDMA programs lie below.
 pub const EPHEMERAL: RangeInclusive<u16> = 24_576..=u16::MAX;
 /// The most ports that one client may reserve, counted at each address.
-pub const MAX_RESERVED: usize = 1024;
+pub const MAX_RESERVED: usize = 512;
 
 const NOBODY: u8 = u8::MAX;
 /// Several clients have the port, each at addresses of its own.

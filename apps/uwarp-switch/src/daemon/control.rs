@@ -14,7 +14,8 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use uwarp::config::InterfaceAddress;
 use uwarp::config::MacAddress;
 use uwarp::switch::protocol::{
-    Answer, ClientStatus, Namespace, Offer, Received, Refusal, Request, Status, VERSION, Welcome, receive_request, send,
+    Answer, ClientStatus, LONGEST, Namespace, Offer, Received, Refusal, Request, Status, VERSION, Welcome,
+    receive_request, send,
 };
 use uwarp_app::{signals, usage};
 use uwarp_dpdk::guard::{self, SharedSocket};
@@ -40,6 +41,9 @@ const STRANGERS: usize = 64;
 const COMPLAINT: Duration = Duration::from_secs(10);
 /// The longest name of a program that is kept.
 const NAME: usize = 64;
+
+/// A status fits into a message: the ports of all clients, six octets each, and the rest of it.
+const _: () = assert!(MAX_CLIENTS * MAX_RESERVED * 6 + (32 << 10) <= LONGEST);
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
