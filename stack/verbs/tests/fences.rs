@@ -121,7 +121,7 @@ fn a_fence_stops_a_stream_of_writes() {
                 }
             }
         });
-        server.await_octet(0, 100);
+        until(&[], "the first Write", || server.mr.load_acquire_u8(0).unwrap() != 0);
         server.qp.modify(changed(Access::LOCAL_READ)).unwrap();
         let fenced = server.octets(0, 8);
         assert!(server.qp.wait_disconnected(LONG).unwrap());
