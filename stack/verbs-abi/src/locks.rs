@@ -8,7 +8,8 @@
 //! one, whichever; who may not wait tries. A program's own sections are in no order: two threads that open two of them
 //! crosswise wait for each other, as with drivers of hardware.
 //!
-//! Below these locks are those of uwarp, which never calls into this library.
+//! Below these locks are those of uwarp. It calls into this library for one purpose, to add an event to a channel, and
+//! whoever holds that lock ([`Rank::ChannelEvents`]) calls nothing of uwarp.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
