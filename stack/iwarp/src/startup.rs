@@ -77,6 +77,12 @@ impl ReadyToReceiveKinds {
         !(self.send || self.write || self.read)
     }
 
+    /// What a Responder offers. A Read needs one that is served, so that side offers it only if it serves some, or if
+    /// nothing else is left.
+    const fn for_limits(self, limits: &ReadLimits) -> ReadyToReceiveKinds {
+        ReadyToReceiveKinds { read: self.read && (limits.maximum_ird > 0 || !(self.send || self.write)), ..self }
+    }
+
     const fn of(data: &EnhancedData) -> ReadyToReceiveKinds {
         ReadyToReceiveKinds { send: data.ready_by_send, write: data.ready_by_write, read: data.ready_by_read }
     }

@@ -1,6 +1,6 @@
 //! The application's answer to a connection request.
 
-use uwarp_iwarp::startup::{AcceptError, Parameters, ReadLimits, ReadyToReceiveKinds};
+use uwarp_iwarp::startup::{AcceptError, Parameters, ReadLimits};
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AcceptParameters, ConnectFailure, RequestId, StartupOptions};
@@ -92,11 +92,7 @@ fn accept_on(
 ) -> Result<(Parameters, Limit), ConnectFailure> {
     let limits = read_limits(iwarp, options);
     let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
-    // A Read as the indication needs one that is served.
-    let kinds = options.ready_to_receive;
-    responding
-        .machine
-        .set_ready_to_receive(ReadyToReceiveKinds { read: kinds.read && limits.maximum_ird > 0, ..kinds });
+    responding.machine.set_ready_to_receive(options.ready_to_receive);
     responding.machine.set_markers(options.markers);
     let (reply, parameters) = match responding.machine.accept(&limits, &options.private_data) {
         Ok(accepted) => accepted,

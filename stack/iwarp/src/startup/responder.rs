@@ -171,7 +171,7 @@ impl Responder {
         };
         let mut enhanced = None;
         if let Some(data) = &request.enhanced {
-            let kinds = self.kinds(data);
+            let kinds = self.kinds(data).for_limits(limits);
             parameters.expects_ready_to_receive = data.peer_to_peer;
             parameters.expects_ready_by_send = data.peer_to_peer && data.ready_by_send && kinds.send;
             if data.ord != NOT_NEGOTIATED {
