@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uwarp_engine::ReservedPorts;
@@ -42,10 +42,10 @@ pub(crate) struct Link {
     unused: Arc<Notifier>,
     state: AtomicU8,
     welcome: Welcome,
-    /// What the switch offers now.
-    offer: Mutex<Offer>,
-    /// The engines do not know it yet.
-    has_changed: AtomicBool,
+    /// The addresses that the context has now.
+    addresses: Mutex<Vec<InterfaceAddress>>,
+    /// Other addresses that the switch offers, until the engines have been told.
+    new_addresses: Mutex<Option<Vec<InterfaceAddress>>>,
     /// The device's socket, which the driver knows as `/proc/self/fd/NUMBER`.
     _device: OwnedFd,
 }
@@ -187,8 +187,8 @@ pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Op
     let unused = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the switch"))?);
     ports.notify_unused(Arc::clone(&unused));
     let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
-    let (offer, has_changed) = (Mutex::new(welcome.offer.clone()), AtomicBool::new(false));
-    let link = Link { path, socket, asking, ports, unused, state, welcome, offer, has_changed, _device: device };
+    let (addresses, new_addresses) = (Mutex::new(welcome.offer.addresses.clone()), Mutex::new(None));
+    let link = Link { path, socket, asking, ports, unused, state, welcome, addresses, new_addresses, _device: device };
     Ok(Some(Arc::new(link)))
 }
 
@@ -219,8 +219,7 @@ impl Link {
     /// What the switch offers has changed.
     fn note(&self, offer: Offer) {
         if !offer.addresses.is_empty() {
-            *lock(&self.offer) = offer;
-            self.has_changed.store(true, Ordering::Release);
+            *lock(&self.new_addresses) = Some(offer.addresses);
             self.unused.fire();
         }
     }
@@ -245,7 +244,7 @@ impl Link {
 
     /// The addresses that the context has now.
     pub(crate) fn addresses(&self) -> Vec<InterfaceAddress> {
-        lock(&self.offer).addresses.clone()
+        lock(&self.addresses).clone()
     }
 
     fn cause(&self) -> &'static str {
@@ -279,8 +278,11 @@ impl Link {
     fn serve_until_end(&self, changed: impl Fn(&[InterfaceAddress])) {
         loop {
             self.release_unused();
-            if self.has_changed.swap(false, Ordering::Acquire) {
-                changed(&self.addresses());
+            let new_addresses = lock(&self.new_addresses).take();
+            if let Some(addresses) = new_addresses {
+                // In this order: who sees an address here may connect to it.
+                changed(&addresses);
+                *lock(&self.addresses) = addresses;
             }
             let mut wanted = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.unused, PollFlags::IN)];
             if poll(&mut wanted, None).is_err() {
