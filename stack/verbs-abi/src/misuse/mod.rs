@@ -5,6 +5,7 @@
 
 mod beside;
 mod calls;
+mod connections;
 
 use crate::abi::*;
 use crate::exports::*;
@@ -27,8 +28,7 @@ const _: () = assert!(OCTETS >= uwarp::MAX_INLINE);
 pub type Made = BTreeMap<&'static str, usize>;
 
 /// A device that exists and cannot be started: no call here needs the network.
-const CONFIGURATION: &str =
-    "address = \"10.0.0.1/24\"\n[device]\nkind = \"virtio-user\"\nsocket = \"/nowhere\"\n[limits]\nregions = 1000\n";
+const CONFIGURATION: &str = "address = \"10.0.0.1/24\"\nwait-for-peer = \"0s\"\n[device]\nkind = \"virtio-user\"\nsocket = \"/nowhere\"\n[limits]\nregions = 1000\n";
 
 /// Makes the calls that the octets ask for, then destroys what is left.
 ///

@@ -167,6 +167,9 @@ fn gid(index: u32) -> Result<ibv_gid, Errno> {
     device::gids(&process::process()?.context).nth(index as usize).ok_or(EINVAL)
 }
 
+/// The largest entry of a table of GIDs that a program may ask for, in octets: many times today's.
+const LARGEST_ENTRY: size_t = 256;
+
 /// An entry of the port's table as those see it who have `size` octets for it.
 ///
 /// # Safety
@@ -214,7 +217,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
         unsafe {
             get(context)?;
             let gids = device::gids(&process::process()?.context);
-            if flags != 0 || out.is_null() {
+            if flags != 0 || out.is_null() || size > LARGEST_ENTRY {
                 return Err(EINVAL);
             }
             for gid in gids {

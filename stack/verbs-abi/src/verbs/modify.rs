@@ -4,8 +4,7 @@ use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number};
 use crate::handle::Handle;
 use crate::verbs::context::MOST_READS;
-use crate::verbs::pair::{Pair, fail, set_state, state};
-use crate::verbs::queue_pair::purge;
+use crate::verbs::pair::{Pair, fail, purge, set_state, state};
 use crate::verbs::region::OPTIONAL;
 use libc::c_int;
 use std::sync::atomic::Ordering;
@@ -154,8 +153,8 @@ fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
         let mut sender = pair.send.lock();
         pair.control().reset_with(&mut sender.queue.half)?;
     }
-    // As drivers of hardware do. Nothing is locked here: somebody who has a section of a completion queue may post in it.
-    // SAFETY: our own structure.
+    // As drivers of hardware do. Nothing is locked here: somebody who has a section of a completion queue may post in
+    // it. SAFETY: our own structure.
     purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
     pair.send.lock().queue.reset();
     let mut attributes = pair.attributes();

@@ -1,6 +1,6 @@
 //! Queue pairs: what one is, and how those that there are can be found.
 
-use crate::abi::{IBV_QPS_ERR, ibv_qp_attr, ibv_qp_ex, ibv_qp_state};
+use crate::abi::{IBV_QPS_ERR, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_state};
 use crate::errno::Errno;
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
@@ -116,6 +116,15 @@ pub(crate) fn state(pair: &Handle<Pair>) -> ibv_qp_state {
 pub(crate) fn fail(pair: &Handle<Pair>) -> Result<(), Errno> {
     pair.control().flush()?;
     set_state(pair, IBV_QPS_ERR);
+    Ok(())
+}
+
+/// Takes a queue pair's completions out of its queues. Nothing of it completes any more.
+pub(crate) fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
+    for queue in [base.send_cq, base.recv_cq] {
+        // SAFETY: a queue is not destroyed before its queue pairs.
+        unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(number);
+    }
     Ok(())
 }
 

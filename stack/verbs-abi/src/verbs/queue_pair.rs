@@ -11,7 +11,7 @@ use crate::verbs::completion::Queue;
 use crate::verbs::context::{self, next_handle, public_number};
 use crate::verbs::domain::Domain;
 use crate::verbs::modify;
-use crate::verbs::pair::{Pair, PairId, Sender, by_number};
+use crate::verbs::pair::{Pair, PairId, Sender, by_number, purge};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
@@ -216,15 +216,6 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
             shared.users.fetch_sub(1, Ordering::AcqRel);
         }
         open.objects.fetch_sub(1, Ordering::AcqRel);
-    }
-    Ok(())
-}
-
-/// Takes a queue pair's completions out of its queues. Nothing of it completes any more.
-pub(crate) fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
-    for queue in [base.send_cq, base.recv_cq] {
-        // SAFETY: a queue is not destroyed before its queue pairs.
-        unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(number);
     }
     Ok(())
 }
