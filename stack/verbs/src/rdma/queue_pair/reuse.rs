@@ -47,13 +47,13 @@ impl QueuePairControl {
     pub fn flush(&mut self) -> Result<(), Error> {
         if self.state() == QueuePairState::Idle {
             self.bind(None)?;
-            // Nothing is carried out, so nothing has to be agreed on.
-            self.gate.set_features(Features { atomics: true, immediate: true, commit: true });
             self.state = QueuePairState::Disconnecting;
         }
         if self.state != QueuePairState::Disconnected {
             self.abort();
         }
+        // Nothing is carried out any more, so nothing has to be agreed on.
+        self.gate.set_features(Features { atomics: true, immediate: true, commit: true });
         // Without a connection the engine would never say so.
         self.gate.established().store(true, Ordering::Release);
         Ok(())
