@@ -21,8 +21,8 @@ pub fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does something that may wait long and does not look at [`interrupted`]: the first Ctrl-C ends the tool meanwhile, and
-/// so does one before.
+/// Does something that may wait long and does not look at [`interrupted`]: the first Ctrl-C ends the tool meanwhile,
+/// and so does one before.
 pub fn at_once<Done>(work: impl FnOnce() -> Done) -> Done {
     AT_ONCE.fetch_add(1, Ordering::SeqCst);
     if INTERRUPTED.load(Ordering::SeqCst) {

@@ -2,9 +2,9 @@
 //!
 //! Who sends a descriptor chooses what closing it costs: a socket that lingers, or a file of a hung file system, holds
 //! its last owner up for as long as the sender likes. That owner is whoever receives the descriptor, and also whoever
-//! closes a socket on which it waits unread. So [`dispose`] closes sockets of strangers without waiting, and a *guarded*
-//! vhost socket takes only descriptors that nobody can hold up: memory and eventfds, which the vhost library signals
-//! without waiting.
+//! closes a socket on which it waits unread. So [`dispose`] closes sockets of strangers without waiting, and a
+//! *guarded* vhost socket takes only descriptors that nobody can hold up: memory and eventfds, which the vhost library
+//! signals without waiting.
 
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::mem::{self, size_of};

@@ -345,8 +345,8 @@ fn virtio_sends_a_copy_of_a_short_frame_that_is_kept() {
     }
 }
 
-/// Sends a reference to a frame that is kept. A device with room refuses it as long as EAL's interrupt thread is at work: no
-/// burst runs beside that thread.
+/// Sends a reference to a frame that is kept. A device with room refuses it as long as EAL's interrupt thread is at
+/// work: no burst runs beside that thread.
 fn place(queue: &mut Queue, kept: &Mbuf) {
     let start = Instant::now();
     while queue.tx_one(kept.share()).is_err() {

@@ -268,6 +268,7 @@ fn patience_says_how_long_a_silent_peer_is_borne() {
             pair.run_for(SECOND);
             change(&mut pair);
             pair.deafen(0);
+            pair.deafen(1);
             if octets > 0 {
                 pair.push(0, octets);
             }
@@ -295,6 +296,7 @@ fn patience_says_how_long_a_silent_peer_is_borne() {
     pair.extend_patience(0, 7200 * SECOND, 30 * SECOND);
     pair.run_for(10 * SECOND);
     pair.deafen(0);
+    pair.deafen(1);
     let before = pair.info(0).segments_sent;
     pair.run_for(600 * SECOND);
     let probes = pair.info(0).segments_sent - before;

@@ -285,8 +285,8 @@ fn tshark_reads_calls_over_rdma() {
         assert_eq!(found(calls, "ip.src == 10.77.0.2"), timed + others, "{test} of {size}: {calls}");
         let least = timed + others;
         assert!(found(replies, "ip.src == 10.77.0.1") >= least, "{test} of {size}: {replies}");
-        // A requester exposes memory, and neither reads nor writes remote memory (RFC 8166 §3.1). A slow server is nudged
-        // by Writes of nothing, whose STag is 1.
+        // A requester exposes memory, and neither reads nor writes remote memory (RFC 8166 §3.1). A slow server is
+        // nudged by Writes of nothing, whose STag is 1.
         let touches = "(iwarp_rdma.opcode == 0 && !(iwarp_ddp.stag == 1) || iwarp_rdma.opcode == 1)";
         assert_eq!(count(&format!("ip.src == 10.77.0.2 && {touches}")), 0);
     }

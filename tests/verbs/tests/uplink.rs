@@ -111,12 +111,13 @@ fn linux_pings_the_shared_addresses_and_is_refused_at_ports_that_nobody_owns() {
     let routers = ["--gateway", "10.8.0.2", "--gateway", "fd00:8::2"];
     let host = Host::with_uplink(namespace, "wire0", ADDRESSES[0], &routers);
     let server = host.serve_on(&["rping", "-s", "-P"], &[7174]);
+    let server6 = host.serve_on(&["rping", "-s", "-P", "-a", "::", "-p", "7176"], &[7176]);
     let connect = |address: &str| {
         other
             .inside(|| std::net::TcpStream::connect(address).map(drop).map_err(|error| error.kind()))
             .expect("a thread")
     };
-    for address in ["10.8.0.1:7174", "[fd00:8::1]:7174"] {
+    for address in ["10.8.0.1:7174", "[fd00:8::1]:7176"] {
         assert_eq!(connect(address), Ok(()), "{address}");
     }
     for address in ["10.8.0.1:7175", "[fd00:8::1]:7175"] {
@@ -132,7 +133,7 @@ fn linux_pings_the_shared_addresses_and_is_refused_at_ports_that_nobody_owns() {
             assert!(output.status.success(), "{address}: {}", String::from_utf8_lossy(&output.stdout));
         }
     }
-    drop(server);
+    drop((server, server6));
     // It is the router, too: a host outside of the subnets answers, and has no such server.
     other.ip(&["addr", "add", "192.0.2.7/32", "dev", "lo"]).expect("an address");
     other.ip(&["addr", "add", "2001:db8::7/128", "dev", "lo", "nodad"]).expect("an address");

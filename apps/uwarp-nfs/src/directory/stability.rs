@@ -64,8 +64,8 @@ impl Directory {
     }
 
     /// Closes the files that no call has written since this was last called, and those that were removed: a program
-    /// that is open for writing cannot be run here, and a removed file keeps its space while it is open. A file that this
-    /// process may not open again stays open.
+    /// that is open for writing cannot be run here, and a removed file keeps its space while it is open. A file that
+    /// this process may not open again stays open.
     pub fn close_unused(&self) {
         let closing = locked(&self.open).take_unused(|object| self.switches || object.is_writable());
         self.close(closing);

@@ -78,8 +78,8 @@ fn pair_of(public: &rdma_cm_id, number: u32) -> Result<&'static Handle<Pair>, Er
     unsafe { Handle::<Pair>::get(qp) }
 }
 
-/// A queue pair tells whoever asks how long it waits for acknowledgments, as the program said to rdma_cm. TCP goes by its
-/// own time-outs.
+/// A queue pair tells whoever asks how long it waits for acknowledgments, as the program said to rdma_cm. TCP goes by
+/// its own time-outs.
 fn set_timeout(pair: &Handle<Pair>, state: &State) {
     if let Some(timeout) = state.timeout {
         pair.attributes().timeout = timeout;

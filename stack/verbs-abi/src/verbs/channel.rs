@@ -81,8 +81,8 @@ impl Channel {
         self.events.counter.raw()
     }
 
-    /// Takes the oldest event, if there is one; `is_counted`: the caller has taken it from the counter. `fetched` counts it
-    /// while its queue cannot be destroyed.
+    /// Takes the oldest event, if there is one; `is_counted`: the caller has taken it from the counter. `fetched`
+    /// counts it while its queue cannot be destroyed.
     pub(crate) fn take(
         &self,
         is_counted: bool,

@@ -390,8 +390,8 @@ impl QueuePairControl {
         }
     }
 
-    /// Changes what may be changed before the first attempt to connect or accept; and at any time, changes what the peer
-    /// may do, or moves the queue pair to its end, as [`abort`](Self::abort) does. Fields that are left out stay.
+    /// Changes what may be changed before the first attempt to connect or accept; and at any time, changes what the
+    /// peer may do, or moves the queue pair to its end, as [`abort`](Self::abort) does. Fields that are left out stay.
     ///
     /// # Errors
     /// [`Error::State`] if an engine has the queue pair already. Nothing has changed then.

@@ -216,11 +216,11 @@ impl Context {
         Ok(())
     }
 
-    /// Starts to write all frames to a capture file in the pcapng format, and the context, unless it runs. A frame is in
-    /// the file after 100 ms at the latest; an inline context has to be polled for that.
+    /// Starts to write all frames to a capture file in the pcapng format, and the context, unless it runs. A frame is
+    /// in the file after 100 ms at the latest; an inline context has to be polled for that.
     ///
-    /// `%p` in the file's name is the number of the process. If another capture is written to `NAME.EXTENSION`, this one
-    /// is `NAME-PID.EXTENSION`. Engines beyond the first write to the same name with `.1`, `.2`, ...
+    /// `%p` in the file's name is the number of the process. If another capture is written to `NAME.EXTENSION`, this
+    /// one is `NAME-PID.EXTENSION`. Engines beyond the first write to the same name with `.1`, `.2`, ...
     pub fn start_capture(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.shared.check_here()?;
         self.shared.start()?;

@@ -1,7 +1,7 @@
 //! The messages between a switch and its clients: one JSON object in each packet of a SEQPACKET socket.
 //!
-//! A client sends a [`Request`] and waits for its [`Answer`]. A client that has joined may also get [`Answer::Changed`],
-//! at any time. Everything that a client holds is freed when its connection ends, or its process.
+//! A client sends a [`Request`] and waits for its [`Answer`]. A client that has joined may also get
+//! [`Answer::Changed`], at any time. Everything that a client holds is freed when its connection ends, or its process.
 
 use crate::config::{InterfaceAddress, MacAddress};
 use rustix::fs::{Mode, OFlags};
