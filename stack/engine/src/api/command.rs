@@ -185,11 +185,13 @@ pub enum Command {
         /// Receives the state; `None` without a connection.
         reply: Sender<Option<TcpInfo>>,
     },
-    /// Gives the engine other own addresses, which nobody else has. Connections of one that is gone end by their
-    /// time-outs.
+    /// Gives the engine other own addresses, which it shares with others behind one station. Connections of one that is
+    /// gone end by their time-outs.
     SetAddresses {
         /// All of them, at least one.
         addresses: Vec<crate::api::config::InterfaceAddress>,
+        /// The station's MAC address. No other neighbours are fixed from then on.
+        station: [u8; 6],
     },
     /// Sets or clears deliberate faults of the port.
     SetFaults {

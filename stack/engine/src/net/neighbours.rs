@@ -121,6 +121,13 @@ impl Neighbours {
         }
     }
 
+    /// Has other fixed entries from now on, all of one station.
+    pub(crate) fn fix(&mut self, addresses: impl Iterator<Item = IpAddress>, mac: [u8; 6]) {
+        self.table.retain(|_, neighbour| !matches!(neighbour.state, State::Static));
+        self.table.extend(addresses.map(|address| (address, Neighbour { mac, state: State::Static })));
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
     #[inline]
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch

@@ -102,7 +102,8 @@ impl<P: Port> Core<P> {
             Command::TcpInfo { queue_pair, reply } => {
                 let _ = reply.send(tcp_info(connections, rdma, queue_pair));
             }
-            Command::SetAddresses { addresses } => {
+            Command::SetAddresses { addresses, station } => {
+                net.neighbours.fix(addresses.iter().map(|own| own.address.into()), station);
                 // Those that cannot be are left out by whoever gives them.
                 let _ = net.addresses.replace(addresses);
             }

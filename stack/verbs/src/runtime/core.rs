@@ -146,7 +146,7 @@ impl Core {
         let enders: Vec<_> = self.engines.iter().map(|engine| engine.ender(thread)).collect();
         let movers: Vec<_> = self.engines.iter().map(EngineHandle::mover).collect();
         Watcher::start(
-            move |addresses| movers.iter().for_each(|set_addresses| set_addresses(addresses)),
+            move |addresses, station| movers.iter().for_each(|set_addresses| set_addresses(addresses, station)),
             move |cause| enders.into_iter().for_each(|end| end(cause)),
         )
     }

@@ -1,6 +1,6 @@
 //! An engine, seen from the threads of the application.
 
-use crate::config::InterfaceAddress;
+use crate::config::{InterfaceAddress, MacAddress};
 use crate::runtime::driver::Health;
 use crate::runtime::driver::at_helm::Helm;
 use crate::runtime::lock::lock;
@@ -53,16 +53,16 @@ impl EngineHandle {
         }
     }
 
-    /// Gives the engine other addresses, from any thread.
-    pub(crate) fn mover(&self) -> impl Fn(&[InterfaceAddress]) + Send + 'static {
+    /// Gives the engine other addresses, and the station that all their owners are behind, from any thread.
+    pub(crate) fn mover(&self) -> impl Fn(&[InterfaceAddress], MacAddress) + Send + 'static {
         let (commands, doorbells, wake) = (self.commands.clone(), Arc::clone(&self.doorbells), Arc::clone(&self.wake));
-        move |addresses| {
+        move |addresses, station| {
             let plain = |own: &InterfaceAddress| uwarp_engine::InterfaceAddress {
                 address: own.address,
                 prefix_length: own.prefix,
             };
             let addresses = addresses.iter().map(plain).collect();
-            if commands.send(Command::SetAddresses { addresses }).is_ok() {
+            if commands.send(Command::SetAddresses { addresses, station: station.0 }).is_ok() {
                 doorbells.ring_mailbox();
                 wake.fire_if_armed();
             }

@@ -1,7 +1,7 @@
 //! A context's connection to its switch.
 
 use super::protocol::{self, Answer, Namespace, Offer, Refusal, Request, VERSION, Welcome};
-use crate::config::{Config, DeviceConfig, InterfaceAddress, Neighbour};
+use crate::config::{Config, DeviceConfig, InterfaceAddress, MacAddress, Neighbour};
 use crate::error::Error;
 use crate::runtime::lock::lock;
 use crossbeam::channel::{Sender, bounded};
@@ -275,13 +275,13 @@ impl Link {
 
     /// Gives ports back when their last connections have ended, and calls `changed` with new addresses. Returns when
     /// the connection to the switch is over.
-    fn serve_until_end(&self, changed: impl Fn(&[InterfaceAddress])) {
+    fn serve_until_end(&self, changed: impl Fn(&[InterfaceAddress], MacAddress)) {
         loop {
             self.release_unused();
             let new_addresses = lock(&self.new_addresses).take();
             if let Some(addresses) = new_addresses {
                 // In this order: who sees an address here may connect to it.
-                changed(&addresses);
+                changed(&addresses, self.welcome.switch_mac);
                 *lock(&self.addresses) = addresses;
             }
             let mut wanted = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&*self.unused, PollFlags::IN)];
@@ -347,10 +347,10 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the thread, which calls `changed` with new addresses, and `lost` if the switch ends before the context
-    /// closes.
+    /// Starts the thread, which calls `changed` with new addresses and the switch's MAC address, and `lost` if the
+    /// switch ends before the context closes.
     pub(crate) fn start(
-        changed: impl Fn(&[InterfaceAddress]) + Send + 'static,
+        changed: impl Fn(&[InterfaceAddress], MacAddress) + Send + 'static,
         lost: impl FnOnce(&str) + Send + 'static,
     ) -> Result<Watcher, Error> {
         let (sender, receiver) = bounded::<Arc<Link>>(1);
