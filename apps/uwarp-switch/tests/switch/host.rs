@@ -127,11 +127,11 @@ fn a_program_of_another_version_learns_both() {
         String::from_utf8(answer[..length].to_vec()).unwrap()
     };
     for request in [
-        r#"{"request":"offer","version":2}"#,
-        r#"{"request":"join","version":2,"program":"p","what-was-there-then":1}"#,
+        r#"{"request":"offer","version":1}"#,
+        r#"{"request":"join","version":1,"program":"p","what-was-there-then":1}"#,
     ] {
         let said = said(request);
-        assert!(said.contains(&format!("speaks version {VERSION}, and the program 2")), "{said}");
+        assert!(said.contains(&format!("speaks version {VERSION}, and the program 1")), "{said}");
         // As a program of any version reads it.
         assert!(said.starts_with(r#"{"answer":"refused","refusal":"protocol","#), "{said}");
     }

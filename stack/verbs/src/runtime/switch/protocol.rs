@@ -21,7 +21,7 @@ use std::path::Path;
 
 /// Version of these messages. A switch serves clients of its own version only. Of each version are the fields `request`
 /// and `version` of the first request, and [`Answer::Refused`], so that either side learns the other's.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 2;
 /// Most octets of a message: the longest says which ports 30 clients have.
 pub const LONGEST: usize = 128 << 10;
 
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn a_request_of_another_version_names_it_whatever_else_it_has() {
         for (text, expected) in [
-            ("{\"request\":\"offer\",\"version\":2}", Received::OtherVersion(2)),
+            ("{\"request\":\"offer\",\"version\":1}", Received::OtherVersion(1)),
             ("{\"request\":\"join\",\"version\":99,\"program\":\"p\",\"new\":[1]}", Received::OtherVersion(99)),
             ("{\"request\":\"unheard-of\",\"version\":4}", Received::OtherVersion(4)),
         ] {
