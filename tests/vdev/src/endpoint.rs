@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use uwarp::{
-    AcceptOptions, Access, Completion, CompletionQueue, ConnectOptions, ConnectRequest, Context, Listener,
+    AcceptOptions, Access, Completion, CompletionQueue, ConnectOptions, ConnectRequest, Context, Established, Listener,
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
 };
 
@@ -73,7 +73,8 @@ impl Endpoint {
     /// Connects to the server.
     pub fn connect(&mut self, context: &Context) {
         let options = || ConnectOptions::default().private_data(Place::of(&self.region).to_octets());
-        self.place = Some(connect(context, &mut self.queue_pair, options));
+        let established = connect(context, &mut self.queue_pair, options);
+        self.place = Some(Place::from_octets(&established.private_data));
     }
 
     /// Accepts the next request.
@@ -177,10 +178,11 @@ pub fn answer(endpoint: &mut Endpoint, length: usize) {
     assert_eq!(endpoint.success().id, 2);
 }
 
-/// Connects a queue pair to the server, as soon as the device has a link. Returns the server's place.
-pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: impl Fn() -> ConnectOptions) -> Place {
+/// Connects a queue pair to the server, as soon as the device has a link.
+pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: impl Fn() -> ConnectOptions) -> Established {
     let start = Instant::now();
-    while !context.stats().port.is_some_and(|port| port.link_up) {
+    // A pair in one process has no port.
+    while !context.stats().port.is_none_or(|port| port.link_up) {
         assert!(start.elapsed() < PATIENCE, "the device has no link: {:#?}", context.stats());
         context.poll();
         pause();
@@ -188,7 +190,7 @@ pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: impl Fn()
     let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
     loop {
         match context.connect(queue_pair, server, options().timeout(PATIENCE)) {
-            Ok(established) => return Place::from_octets(&established.private_data),
+            Ok(established) => return established,
             Err(error) if start.elapsed() < PATIENCE => {
                 uwarp_notes::retried(&format!("connect: {error}"));
                 std::thread::sleep(PAUSE);
