@@ -84,7 +84,7 @@ fn main() {
             .allowlist_function("rte_dev_(probe|remove|name)")
             .allowlist_function("rte_vdev_init")
             .allowlist_function(
-                "rte_eth_dev_(configure|start|stop|close|info_get|get_port_by_name|adjust_nb_rx_tx_desc|set_mtu|get_mtu|socket_id|rss_hash_conf_get|rss_reta_query)",
+                "rte_eth_dev_(configure|start|stop|info_get|get_port_by_name|adjust_nb_rx_tx_desc|set_mtu|get_mtu|socket_id|rss_hash_conf_get|rss_reta_query)",
             )
             .allowlist_function("rte_eth_dev_(rx_intr_enable|rx_intr_disable|rx_intr_ctl_q_get_fd|callback_register|callback_unregister)")
             .allowlist_function("rte_eth_(rx|tx)_queue_setup")

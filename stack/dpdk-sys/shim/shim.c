@@ -297,11 +297,51 @@ void uwarp_close_through(uwarp_close_hook hook)
 	__atomic_store_n(&close_hook, hook, __ATOMIC_RELEASE);
 }
 
+/* ---- descriptors that a driver closes twice ---- */
+
+#define PUT_OFF_MAX 256
+
+static __thread int putting_off;
+static __thread unsigned put_off_count;
+static __thread int put_off[PUT_OFF_MAX];
+
+/* Whether a descriptor is closed later. Without room it is closed at once. */
+static int close_later(int fd)
+{
+	unsigned i;
+
+	if (!putting_off || fd < 0)
+		return 0;
+	for (i = 0; i < put_off_count; i++) {
+		if (put_off[i] == fd)
+			return 1;
+	}
+	if (put_off_count == PUT_OFF_MAX)
+		return 0;
+	put_off[put_off_count++] = fd;
+	return 1;
+}
+
+void uwarp_close_port(uint16_t port)
+{
+	unsigned i;
+
+	putting_off = 1;
+	rte_eth_dev_stop(port);
+	rte_eth_dev_close(port);
+	putting_off = 0;
+	for (i = 0; i < put_off_count; i++)
+		close(put_off[i]);
+	put_off_count = 0;
+}
+
 /* Takes precedence over libc's, as epoll_wait above. */
 int close(int fd)
 {
 	uwarp_close_hook hook = __atomic_load_n(&close_hook, __ATOMIC_ACQUIRE);
 
+	if (close_later(fd))
+		return 0;
 	if (hook != NULL && hook(fd))
 		return 0;
 	if (fd >= 0 && fd < SPARED_MAX && __atomic_load_n(&spared[fd], __ATOMIC_ACQUIRE) && (sparing > 0 || on_gate_thread()))

@@ -57,6 +57,10 @@ void uwarp_spare_memory_descriptors(void);
 void uwarp_sparing_begin(void);
 void uwarp_sparing_end(void);
 
+/* Stops and closes a port. A virtio-user driver that has interrupts closes their eventfds twice, and between the two calls
+ * another thread might get the number. So what drivers close meanwhile on the calling thread is closed once, behind all. */
+void uwarp_close_port(uint16_t port);
+
 /* From now on a driver waits only for some seconds, on this thread, for an answer of its vhost. On the interrupt thread it
  * always does. */
 void uwarp_limit_receives(void);

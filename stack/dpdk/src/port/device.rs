@@ -80,10 +80,7 @@ pub(super) fn wake_vhost(socket: &Path) {
 /// Stops and closes a port that no queue uses any more, and unplugs its device.
 pub(super) fn close_device(plan: &Plan, port: u16) {
     // SAFETY: the port is open.
-    unsafe {
-        sys::rte_eth_dev_stop(port);
-        sys::rte_eth_dev_close(port);
-    }
+    unsafe { sys::uwarp_close_port(port) };
     if plan.bus == "vdev" {
         unplug(plan);
     }
@@ -313,4 +310,42 @@ pub(super) unsafe fn set_up_queue(
 pub(super) fn start_once(port: u16) -> c_int {
     // SAFETY: the port is configured; a port that failed to start can be started again.
     unsafe { sys::rte_eth_dev_start(port) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{DeviceConfig, Eal, EalConfig, Port, PortOptions};
+    use std::ffi::c_int;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    static CLOSED: AtomicU32 = AtomicU32::new(0);
+    static CLOSED_AGAIN: AtomicU32 = AtomicU32::new(0);
+
+    unsafe extern "C" fn look(descriptor: c_int) -> c_int {
+        // SAFETY: asks for a flag; no pointers.
+        let is_open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } != -1;
+        let counter = if is_open { &CLOSED } else { &CLOSED_AGAIN };
+        counter.fetch_add(1, Ordering::Relaxed);
+        0
+    }
+
+    /// The driver of virtio-user closes eventfds twice. Another thread may have their numbers by then.
+    #[test]
+    fn no_descriptor_is_closed_twice() {
+        let eal = Eal::init(&EalConfig::default()).unwrap();
+        let directory = tempfile::Builder::new().prefix("uw").tempdir().unwrap();
+        let socket = directory.path().join("v");
+        let open = |device| Port::open(&eal, &device, &PortOptions::default()).unwrap();
+        let host = open(DeviceConfig::Vhost { socket: socket.clone(), client: false, tso: false });
+        let guest =
+            open(DeviceConfig::VirtioUser { socket, server: false, packed: false, queue_size: None, mac: None });
+        guest.wait_link_up(Duration::from_secs(30)).unwrap();
+        // SAFETY: the function is static.
+        unsafe { dpdk_sys::uwarp_close_through(Some(look)) };
+        drop(guest);
+        drop(host);
+        assert!(CLOSED.load(Ordering::Relaxed) > 0);
+        assert_eq!(CLOSED_AGAIN.load(Ordering::Relaxed), 0);
+    }
 }
