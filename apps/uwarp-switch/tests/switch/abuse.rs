@@ -52,10 +52,9 @@ fn pass(socket: impl std::os::fd::AsFd, octets: &[u8], kept: &mut Vec<TcpStream>
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    // The kernel may refuse it, and the switch may be done with us: then this process is the last owner.
-    if sendmsg(socket, &[IoSlice::new(octets)], &mut ancillary, SendFlags::NOSIGNAL).is_err() {
-        let _ = sockopt::set_socket_linger(&sender, None);
-    }
+    // The kernel may refuse it, and the switch may be done with us: then this process is the last owner, and waits.
+    let _ = sendmsg(socket, &[IoSlice::new(octets)], &mut ancillary, SendFlags::NOSIGNAL);
+    std::thread::spawn(move || drop(sender));
 }
 
 /// What [`Role::Abuser`] does.
