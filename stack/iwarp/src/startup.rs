@@ -77,8 +77,8 @@ impl ReadyToReceiveKinds {
         !(self.send || self.write || self.read)
     }
 
-    /// What a Responder offers. A Read needs one that is served, so a side that serves none offers it only if the Write,
-    /// which costs nothing, is not left.
+    /// What a Responder offers. A Read needs one that is served, so a side that serves none offers it only if the
+    /// Write, which costs nothing, is not left.
     const fn for_limits(self, limits: &ReadLimits) -> ReadyToReceiveKinds {
         ReadyToReceiveKinds { read: self.read && (limits.maximum_ird > 0 || !self.write), ..self }
     }
