@@ -255,7 +255,7 @@ unsafe extern "C" fn receive(descriptor: c_int, message: *mut c_void, flags: c_i
     }
     // SAFETY: the kernel has just filled the part.
     let start = unsafe { (*message.msg_iov).iov_base };
-    // No more than what was looked at. The look also sees the descriptors of later messages.
+    // Only the octets that the look has seen. The look also sees the descriptors of later messages.
     if look.msg_flags & libc::MSG_CTRUNC != 0 {
         receive_apart(descriptor, message, start, length.cast_unsigned())
     } else {

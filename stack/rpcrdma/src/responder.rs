@@ -190,7 +190,7 @@ impl Responder {
         endpoint.agreement = own.agree(PrivateData::parse(request.private_data()));
         let peer = request.peer();
         let accept = AcceptOptions {
-            // The responder's memory is never read (RFC 8166 §3.1). It offers one Read all the same: 0 would refuse a
+            // The responder's memory is never read (RFC 8166 §3.1). It offers one Read even so: 0 would refuse a
             // peer that insists on some.
             ird: 1,
             ord: options.reads,

@@ -59,7 +59,7 @@ impl Holding {
 #[derive(Debug)]
 pub struct PortTable {
     owners: Box<[u8; 1 << 16]>,
-    /// Who has the ports of [`SEVERAL`], at which addresses.
+    /// The owners of the ports of [`SEVERAL`], and their addresses.
     several: HashMap<u16, Vec<(IpAddress, ClientId)>>,
     holdings: [Option<Holding>; MAX_CLIENTS],
     /// Where the search for a block begins. A new client does not get its predecessor's ports, to which segments may be

@@ -35,9 +35,9 @@ use crate::core::{ClientId, MAX_CLIENTS, MAX_RESERVED, ReserveError, Switch};
 const TICK: Duration = Duration::from_millis(250);
 /// How long a connection may be without a place.
 const STRANGER: Duration = Duration::from_secs(10);
-/// Most connections without a place. Beyond, one of the user makes way who has most of them.
+/// Most connections without a place. Beyond, the user with most of them loses one.
 const STRANGERS: usize = 64;
-/// How often something is said about users who are not allowed. They could fill the log.
+/// Time between log lines about users who are not allowed: they could fill the log.
 const COMPLAINT: Duration = Duration::from_secs(10);
 /// The longest name of a program that is kept.
 const NAME: usize = 64;

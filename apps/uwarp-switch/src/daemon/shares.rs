@@ -33,7 +33,7 @@ impl Users {
     }
 }
 
-/// Whose turn it is to make way: the first of the user who has most, of what is given from the oldest on.
+/// The entry that makes way: the oldest of the user with most. Entries are given from the oldest on.
 pub(super) fn oldest_of_most(uids: &[u32]) -> Option<usize> {
     let mut counts = BTreeMap::new();
     for uid in uids {

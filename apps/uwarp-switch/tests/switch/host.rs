@@ -36,7 +36,7 @@ fn the_addresses_are_the_hosts_whenever_they_change() {
         let [server, client] = [(); 2].map(|()| Context::open(config(&switch.socket)).unwrap());
         let mut listener = TcpListener::bind(&server, PORT).unwrap();
         greet(&client, &mut listener, [10, 9, 0, 1].into());
-        // A new one is served by who runs, and by who comes.
+        // Clients that run serve a new one, and so do clients that come later.
         change("add", "10.9.0.2/24");
         let count = |contexts: &[&Context], count| contexts.iter().all(|context| context.addresses().len() == count);
         wait_for("the new address", || count(&[&server, &client], 2));

@@ -153,8 +153,8 @@ fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
         let mut sender = pair.send.lock();
         pair.control().reset_with(&mut sender.queue.half)?;
     }
-    // As drivers of hardware do. Nothing is locked here: somebody who has a section of a completion queue may post in
-    // it. SAFETY: our own structure.
+    // As drivers of hardware do. Nothing is locked here: a thread with a section of a completion queue may post in it.
+    // SAFETY: our own structure.
     purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
     pair.send.lock().queue.reset();
     let mut attributes = pair.attributes();
