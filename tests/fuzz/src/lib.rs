@@ -3,6 +3,7 @@
 
 mod frame;
 mod markers;
+mod memif_control;
 mod mpa_startup;
 mod nfs_call;
 mod queue_pair;
@@ -13,6 +14,7 @@ mod verbs_calls;
 
 pub use frame::frame;
 pub use markers::markers;
+pub use memif_control::memif_control;
 pub use mpa_startup::mpa_startup;
 pub use nfs_call::nfs_call;
 pub use queue_pair::queue_pair;

@@ -35,6 +35,11 @@ fn markers() {
 }
 
 #[test]
+fn memif_control() {
+    replay("memif_control", uwarp_fuzz::memif_control);
+}
+
+#[test]
 fn tcp() {
     replay("tcp", uwarp_fuzz::tcp);
 }

@@ -36,14 +36,28 @@ fn main() {
     calls(&data, &Corpus::new(&directory, "nfs_call"));
     lives(&Corpus::new(&directory, "tcp"));
     conversations(&Corpus::new(&directory, "queue_pair"));
-    careless_programs(&Corpus::new(&directory, "verbs_calls"));
+    by_chance(&Corpus::new(&directory, "verbs_calls"), 2048);
+    let clients = Corpus::new(&directory, "memif_control");
+    clients.add("usual", &USUAL_MEMIF_CLIENT);
+    by_chance(&clients, 256);
 }
 
-/// Calls of the verbs by chance: in the language of the target `verbs_calls`, any octets are a program.
-fn careless_programs(corpus: &Corpus) {
+/// A client that connects with one region and two rings, rings, reads and says goodbye.
+const USUAL_MEMIF_CLIENT: [u8; 40] = [
+    1, 0, 0, 0, 0, // connected, and INIT
+    2, 0, 4, 0, // a region of 64 KiB
+    4, 0, 6, 0, 0, 1, 0, 0, // the ring to the server
+    4, 0, 6, 0, 1, 0, 0, 0, // the ring from it
+    6, b'u', // CONNECT
+    10, 10, 10, 10, 10, 10, 10, // turns of the server
+    7, b'x', 90, 10, 10, 11, // DISCONNECT, and the end
+];
+
+/// Octets by chance, for targets in whose language any octets are a program.
+fn by_chance(corpus: &Corpus, len: usize) {
     for seed in 0..8 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let octets: Vec<u8> = (0..2048).map(|_| random.u8(..)).collect();
+        let octets: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
         corpus.add(&format!("by-chance-{seed}"), &octets);
     }
 }
