@@ -14,8 +14,9 @@ use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock
 use pcap_file::{DataLink, PcapError};
 use uwarp_tcp::Instant;
 
-/// Longest time for which a frame is in memory alone: a signal may end the process at any moment.
-const LATEST: Duration = Duration::from_millis(100);
+/// Longest time for which a frame is in memory alone: a signal may end the process at any moment, such as when its peer
+/// has just left.
+const LATEST: Duration = Duration::from_millis(10);
 /// Octets that are written at once, before that time.
 const CHUNK: usize = 1 << 20;
 /// Stands in a file's name for the number of the process.
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_in_the_file_after_a_tenth_of_a_second() {
+    fn a_frame_is_in_the_file_soon() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.pcap");
         let mut capture = Capture::open(&path, Instant::ZERO).expect("a file");
