@@ -6,7 +6,7 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 use crate::acceptance::Challenges;
 use crate::ecn::EcnState;
-use crate::event::{BufferToken, HeldPayload, Transmit};
+use crate::event::{BufferToken, Events, HeldPayload, Transmit};
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::receive::Receiver;
@@ -277,6 +277,31 @@ impl Connection {
     #[inline]
     pub fn holds_in_order(&self) -> bool {
         self.receiver.reassembly.is_holding()
+    }
+
+    /// For an owner whose acknowledgments mean more than arrival. Takes the last `octets` that were handed out in order
+    /// back from what is acknowledged, before an acknowledgment of them has left. The owner keeps them.
+    ///
+    /// The peer retransmits them, and its copies are dropped. What comes behind them is held as if it were ahead of a
+    /// gap, the peer's FIN included. [`Connection::release`] ends that.
+    pub fn withhold(&mut self, octets: u32) {
+        self.receiver.withhold(octets);
+    }
+
+    /// Whether octets are withheld ([`Connection::withhold`]).
+    #[inline]
+    pub fn withholds(&self) -> bool {
+        self.receiver.reassembly.withheld() > 0
+    }
+
+    /// Acknowledges what was withheld. Returns what happened: the peer's FIN may have become part of the stream. Then
+    /// call [`Connection::take_in_order`].
+    pub fn release(&mut self, now: Instant) -> Events {
+        if !self.withholds() {
+            return Events::NONE;
+        }
+        self.receiver.release();
+        if self.receiver.finished() && self.phase.receives() { self.peer_has_closed(now) } else { Events::NONE }
     }
 
     /// Whether the peer's FIN and all data before it have arrived.

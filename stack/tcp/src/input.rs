@@ -493,21 +493,26 @@ impl Connection {
         }
         let (payload, drop) = self.receiver.accept(now, start, end, fin, token);
         if self.receiver.finished() {
-            events |= Events::PEER_FIN;
-            match self.phase {
-                Phase::Established => self.enter(StateEvent::ReceiveFin, Phase::CloseWait),
-                Phase::FinWait1 => self.enter(StateEvent::ReceiveFin, Phase::Closing),
-                _ => {
-                    self.wait_for_late_segments(StateEvent::ReceiveFin, now);
-                    events |= Events::TIME_WAIT;
-                }
-            }
+            events |= self.peer_has_closed(now);
         } else if let Phase::FinWait2 { until } = &mut self.phase
             && let Some(patience) = self.config.fin_wait_2
         {
             *until = now.after_nanos(nanos(patience));
         }
         Received { payload, events, drop }
+    }
+
+    /// The peer's FIN and everything before it were received (RFC 9293 §3.10.7.4, eighth check).
+    pub(crate) fn peer_has_closed(&mut self, now: Instant) -> Events {
+        match self.phase {
+            Phase::Established => self.enter(StateEvent::ReceiveFin, Phase::CloseWait),
+            Phase::FinWait1 => self.enter(StateEvent::ReceiveFin, Phase::Closing),
+            _ => {
+                self.wait_for_late_segments(StateEvent::ReceiveFin, now);
+                return Events::PEER_FIN | Events::TIME_WAIT;
+            }
+        }
+        Events::PEER_FIN
     }
 
     /// Enters TIME-WAIT.

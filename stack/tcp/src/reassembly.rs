@@ -50,6 +50,8 @@ struct Lists {
     duplicate: Option<Run>,
     /// The owner takes nothing for now, so data in order is held, too.
     holding: bool,
+    /// Octets behind RCV.NXT that the owner has, and that are not to be acknowledged yet.
+    withheld: u32,
 }
 
 impl Reassembly {
@@ -75,7 +77,25 @@ impl Reassembly {
     /// Whether nothing is held or to be held, and nothing has to be reported.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.lists.as_ref().is_none_or(|lists| lists.held.is_empty() && !lists.holding && !lists.reports())
+        self.lists.as_ref().is_none_or(|lists| lists.is_plain())
+    }
+
+    /// Octets behind RCV.NXT that the owner has, and that are not to be acknowledged yet.
+    #[inline]
+    pub(crate) fn withheld(&self) -> u32 {
+        self.lists.as_ref().map_or(0, |lists| lists.withheld)
+    }
+
+    /// Withholds the last `octets` that were taken of the data before `next`. What waits to be taken is ahead of a gap
+    /// then. Returns the new RCV.NXT, which is not before `acknowledged`.
+    pub(crate) fn withhold(&mut self, next: Position, octets: u32, acknowledged: Position) -> Position {
+        self.lists.get_or_insert_default().withhold(next, octets, acknowledged)
+    }
+
+    /// Withholds nothing any more. Returns the new RCV.NXT.
+    pub(crate) fn release(&mut self, next: Position) -> Position {
+        let withheld = self.lists.as_mut().map_or(0, |lists| std::mem::take(&mut lists.withheld));
+        self.reach(next + withheld)
     }
 
     /// Whether the next acknowledgment has something to report.
@@ -138,6 +158,7 @@ impl Reassembly {
             lists.discarded.extend(lists.held.drain(..).map(|held| held.token));
             lists.runs.clear();
             lists.holding = false;
+            lists.withheld = 0;
         }
     }
 
@@ -313,6 +334,23 @@ impl Lists {
         let reached = self.runs.iter().find(|run| run.start <= next && run.end > next).map_or(next, |run| run.end);
         self.runs.retain(|run| run.end > reached);
         reached
+    }
+
+    fn is_plain(&self) -> bool {
+        self.held.is_empty() && !self.holding && self.withheld == 0 && !self.reports()
+    }
+
+    fn withhold(&mut self, next: Position, octets: u32, acknowledged: Position) -> Position {
+        let taken = self.held.front().map_or(next, |front| front.start.min(next));
+        let first = (taken - octets).max(acknowledged);
+        if first == taken {
+            return next;
+        }
+        if taken < next {
+            self.join(taken, next);
+        }
+        self.withheld = taken.octets_since(first);
+        first
     }
 
     fn reports(&self) -> bool {

@@ -194,7 +194,8 @@ impl Receiver {
     ) -> (Payload, Option<DropReason>) {
         let limit = self.fin.min(self.edge);
         let wanted = end.min(limit);
-        if fin && self.fin == Position::LAST && end <= self.edge && end >= self.next {
+        let withheld = self.reassembly.withheld();
+        if fin && self.fin == Position::LAST && end <= self.edge && end >= self.next + withheld {
             self.fin = end;
             self.reassembly.end_at(end);
         }
@@ -204,6 +205,8 @@ impl Receiver {
                 self.acks.owe();
             }
             (Payload::None, None)
+        } else if withheld > 0 && start < self.next + withheld {
+            self.accept_again(start, wanted, self.next + withheld, token)
         } else if wanted <= self.next {
             self.acks.owe();
             let reason = if end <= self.next {
@@ -225,7 +228,7 @@ impl Receiver {
             self.acks.owe();
             (Payload::Discarded, Some(DropReason::OutsideWindow))
         } else {
-            self.accept_ahead(start, wanted, token)
+            self.accept_ahead(start, wanted, 0, token)
         };
         if self.next == self.fin {
             // The FIN takes one sequence number, and is acknowledged at once.
@@ -269,9 +272,32 @@ impl Receiver {
         self.acks.in_order(now, len);
     }
 
-    fn accept_ahead(&mut self, start: Position, end: Position, token: BufferToken) -> (Payload, Option<DropReason>) {
+    /// A payload that begins with octets that the owner has up to `reached`, and that are not acknowledged. They are not
+    /// reported as duplicates either, which would tell the peer that they have arrived.
+    #[cold]
+    fn accept_again(
+        &mut self,
+        start: Position,
+        end: Position,
+        reached: Position,
+        token: BufferToken,
+    ) -> (Payload, Option<DropReason>) {
+        if end <= reached {
+            self.acks.owe();
+            return (Payload::Discarded, Some(DropReason::Duplicate));
+        }
+        self.accept_ahead(reached, end, reached.octets_since(start), token)
+    }
+
+    fn accept_ahead(
+        &mut self,
+        start: Position,
+        end: Position,
+        skip: u32,
+        token: BufferToken,
+    ) -> (Payload, Option<DropReason>) {
         self.acks.out_of_order();
-        match self.reassembly.offer(start, end, 0, token, self.budget) {
+        match self.reassembly.offer(start, end, skip, token, self.budget) {
             Offered::Held => (Payload::Held, None),
             Offered::Duplicate => {
                 self.reassembly.note_duplicate(Run { start, end });
@@ -287,6 +313,23 @@ impl Receiver {
             self.reassembly.note_duplicate(Run { start, end });
             self.acks.repeated();
         }
+    }
+
+    /// Withholds the acknowledgment of the last `octets` that the owner has taken.
+    #[cold]
+    pub(crate) fn withhold(&mut self, octets: u32) {
+        debug_assert_eq!(self.reassembly.withheld(), 0, "octets are withheld already");
+        self.next = self.reassembly.withhold(self.next.min(self.fin), octets, self.last_ack_sent);
+    }
+
+    /// Acknowledges what was withheld.
+    #[cold]
+    pub(crate) fn release(&mut self) {
+        self.next = self.reassembly.release(self.next);
+        if self.next == self.fin {
+            self.next = self.fin + 1;
+        }
+        self.acks.owe();
     }
 
     /// Ends receiving: discards held data and sends no further acknowledgment.

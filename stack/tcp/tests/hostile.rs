@@ -43,6 +43,9 @@ enum Step {
     Poll,
     Drain,
     Shrink,
+    /// Withholds so many octets of those that were taken and have not been acknowledged.
+    Withhold(u32),
+    Release,
 }
 
 fn any_number() -> impl Strategy<Value = Number> {
@@ -93,6 +96,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Step::Poll),
         2 => Just(Step::Drain),
         1 => Just(Step::Shrink),
+        2 => (1u32..3000).prop_map(Step::Withhold),
+        1 => Just(Step::Release),
     ]
 }
 
@@ -112,6 +117,9 @@ struct Model {
     shift: u8,
     peer_scales: bool,
     consumed: u64,
+    /// Octets taken since the last segment was sent.
+    fresh: u32,
+    withheld: u32,
     closed: bool,
 }
 
@@ -131,6 +139,7 @@ impl Model {
                 wanted || self.connection.state() == State::Closed || transmit.header.flags.contains(TcpFlags::RST)
             );
             self.connection.check();
+            self.fresh = 0;
             let header = transmit.header;
             let mut octets = [0; 60];
             header.emit(&mut octets);
@@ -190,6 +199,7 @@ impl Model {
                         assert!(taken > 0 && skip + taken <= *len);
                         self.inside(header.sequence + skip + taken);
                         self.consumed += u64::from(taken);
+                        self.fresh += taken;
                     }
                     Payload::Held => {
                         assert!(*len > 0);
@@ -198,10 +208,7 @@ impl Model {
                     Payload::None => assert_eq!(*len, 0),
                     Payload::Discarded => assert!(*len > 0),
                 }
-                while let Some(held) = self.connection.take_in_order() {
-                    assert!(self.held.remove(&held.token.0));
-                    self.consumed += u64::from(held.len);
-                }
+                self.take_in_order();
                 while let Some(token) = self.connection.drain_discarded() {
                     assert!(self.held.remove(&token.0));
                 }
@@ -243,12 +250,35 @@ impl Model {
                 }
             }
             Step::Shrink => self.connection.release_idle_memory(),
+            Step::Withhold(octets) => {
+                let octets = self.fresh.min(*octets);
+                if octets > 0 && !self.connection.withholds() && self.connection.state() != State::Closed {
+                    self.connection.withhold(octets);
+                    self.withheld = octets;
+                }
+            }
+            Step::Release => {
+                // A connection that has ended acknowledges nothing any more.
+                if self.connection.withholds() {
+                    self.withheld = 0;
+                }
+                self.connection.release(self.now);
+                self.take_in_order();
+            }
         }
         self.closed |= self.connection.state() == State::Closed;
         self.connection.check();
         let info = self.connection.info();
         assert!(info.congestion_window >= info.effective_mss.min(64), "{info:?}");
         assert!(self.connection.octets_acknowledged() <= self.connection.octets_pushed());
+    }
+
+    fn take_in_order(&mut self) {
+        while let Some(held) = self.connection.take_in_order() {
+            assert!(self.held.remove(&held.token.0));
+            self.consumed += u64::from(held.len);
+            self.fresh += held.len;
+        }
     }
 
     fn inside(&self, end: SeqNumber) {
@@ -313,6 +343,8 @@ proptest! {
             shift,
             peer_scales: !active && scale,
             consumed: 0,
+            fresh: 0,
+            withheld: 0,
             closed: false,
         };
         model.poll();
@@ -348,6 +380,6 @@ proptest! {
         }
         prop_assert!(model.held.is_empty() && model.records.is_empty());
         prop_assert_eq!(model.connection.deadline(), None);
-        prop_assert_eq!(model.consumed, model.connection.info().octets_received);
+        prop_assert_eq!(model.consumed - u64::from(model.withheld), model.connection.info().octets_received);
     }
 }

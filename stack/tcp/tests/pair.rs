@@ -92,6 +92,30 @@ proptest! {
         }
     }
 
+    /// The same while both ends withhold acknowledgments now and then: `channel` checks that none of what is withheld
+    /// is acknowledged or reported.
+    #[test]
+    fn withheld_octets_are_acknowledged_once_they_are_released(
+        left in settings(),
+        right in settings(),
+        faults in faults(),
+        records in prop::collection::vec((any::<bool>(), 1u32..5000), 1..120),
+    ) {
+        let mut pair = Pair::new(&left, &right, faults);
+        pair.withhold(0);
+        pair.withhold(1);
+        for (index, (from_left, len)) in records.iter().enumerate() {
+            pair.push(if *from_left { 0 } else { 1 }, *len);
+            if index % 7 == 0 {
+                pair.run_for(Duration::from_micros(500));
+            }
+        }
+        pair.close(0);
+        pair.close(1);
+        pair.finish();
+        prop_assert_eq!((pair.received(1), pair.received(0)), (pair.pushed(0), pair.pushed(1)));
+    }
+
     /// The path's MTU shrinks while records are in flight.
     #[test]
     fn path_that_shrinks_loses_nothing(

@@ -232,8 +232,10 @@ impl Connection {
     /// Leaves the connection to TCP, which closes when everything was sent.
     pub(crate) fn finish_tcp(&mut self, now: Instant) {
         let reader = if self.phase.kind() == Kind::Stream { Reader::Satisfied } else { Reader::None };
+        let acknowledges_placed = self.acknowledges_placed();
         self.phase.end();
-        self.phase = Phase::Closing(Closing { until: Some(now + CLOSING_LIMIT), close_when_sent: true, reader });
+        let until = Some(now + CLOSING_LIMIT);
+        self.phase = Phase::Closing(Closing { until, close_when_sent: true, reader, acknowledges_placed });
     }
 
     /// Closes TCP on our side once the queue is worked off, if that is wanted.
@@ -407,7 +409,14 @@ impl Connection {
     }
 
     /// Octets arrive that nobody reads.
-    pub(crate) fn discard_octets<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+    pub(crate) fn discard_octets<P: Port>(
+        &mut self,
+        link: &mut Link<P>,
+        counters: &mut Counters,
+        now: Instant,
+        octets: usize,
+    ) {
+        self.withhold(octets);
         if let Phase::Closing(closing) = &mut self.phase {
             closing.reader.missed();
         }

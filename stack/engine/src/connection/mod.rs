@@ -102,6 +102,24 @@ impl Connection {
         self.tcp.holds_in_order()
     }
 
+    /// Whether acknowledgments say that octets are placed, on both sides.
+    pub(crate) fn acknowledges_placed(&self) -> bool {
+        match &self.phase {
+            Phase::Running(running) => running.acknowledges_placed,
+            Phase::Closing(closing) => closing.acknowledges_placed,
+            _ => false,
+        }
+    }
+
+    /// The last `octets` that TCP has handed out begin with the last octet of an FPDU that is not placed. They are not
+    /// acknowledged if that would say that they are.
+    #[cold]
+    pub(crate) fn withhold(&mut self, octets: usize) {
+        if self.acknowledges_placed() && !self.tcp.withholds() {
+            self.tcp.withhold(u32::try_from(octets).unwrap_or(u32::MAX));
+        }
+    }
+
     /// Addresses of the fields here that a usual segment touches, without TCP's.
     #[inline]
     pub(crate) fn places(&self) -> Range<usize> {

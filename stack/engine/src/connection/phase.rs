@@ -125,6 +125,8 @@ pub(crate) struct Closing {
     /// TCP is closed once it has everything.
     pub(crate) close_when_sent: bool,
     pub(crate) reader: Reader,
+    /// As [`Running::acknowledges_placed`], of the stream that it was.
+    pub(crate) acknowledges_placed: bool,
 }
 
 /// Whether the application of a plain stream missed octets when it left.
@@ -150,7 +152,7 @@ impl Reader {
 impl Closing {
     /// Nothing is to be sent but what TCP has.
     pub(crate) const fn by(until: Option<Instant>) -> Closing {
-        Closing { until, close_when_sent: false, reader: Reader::None }
+        Closing { until, close_when_sent: false, reader: Reader::None, acknowledges_placed: false }
     }
 }
 

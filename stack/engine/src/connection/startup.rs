@@ -396,7 +396,8 @@ impl Connection {
         features: Features,
         limit: Limit,
     ) {
-        let running = Running { limit, ..Running::new(self, &parameters, features) };
+        let acknowledges_placed = queue_pair.send.completes_on_ack();
+        let running = Running { limit, acknowledges_placed, ..Running::new(self, &parameters, features) };
         self.phase.enter(Phase::Running(Box::new(running)));
         let (local, peer) = endpoints(&self.flow);
         queue_pair.established.store(true, Ordering::Release);
@@ -493,6 +494,7 @@ impl Running {
             silences: 0,
             ending: Ending::No,
             receive_wait: None,
+            acknowledges_placed: false,
             peer_closed: false,
             terminate: None,
         }

@@ -222,6 +222,10 @@ impl Rdma {
         };
         connection.ends_by(DisconnectReason::PeerTerminated(code));
         self.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
+        if connection.acknowledges_placed() {
+            // So does the peer, and what its Terminate acknowledges has succeeded.
+            queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
+        }
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
         self.flush_with(counters, queue_pair, began.then_some((0, status)), None);
         if let Phase::Running(running) = &mut connection.phase {

@@ -69,9 +69,15 @@ impl Rdma {
             match deframe(rest, crc) {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
                     counters.fpdus_received += 1;
-                    self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &rest[ulpdu]);
-                    if connection.gone | connection.awaits_receive() {
+                    let queue_pair = queue_pair.as_deref_mut();
+                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair, &rest[ulpdu]) {
+                        connection.withhold(rest.len() - fpdu_len + 1);
                         self.on_interruption(counters, connection, rest);
+                        if connection.awaits_receive() {
+                            break;
+                        }
+                    }
+                    if connection.gone {
                         break;
                     }
                     rest = &rest[fpdu_len..];
@@ -81,6 +87,7 @@ impl Rdma {
                     rest = &[];
                 }
                 Framed::BadCrc { .. } => {
+                    connection.withhold(rest.len());
                     self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
                     rest = &[];
                 }
@@ -123,7 +130,9 @@ impl Rdma {
                     at += len;
                     running.receive_position += len as u64;
                     counters.fpdus_received += 1;
-                    self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &ulpdu);
+                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &ulpdu) {
+                        connection.withhold(gather.len() - at + 1);
+                    }
                     if connection.awaits_receive() {
                         counters.fpdus_received -= 1;
                         at -= len;
@@ -135,10 +144,12 @@ impl Rdma {
                 }
                 Marked::Incomplete { .. } => break,
                 Marked::BadCrc => {
+                    connection.withhold(gather.len() - at);
                     at = gather.len();
                     self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
                 }
                 Marked::Mismatch => {
+                    connection.withhold(gather.len() - at);
                     at = gather.len();
                     let failure = Fault::MarkerMismatch.into();
                     self.fail_stream(counters, now, connection, queue_pair.as_deref_mut(), failure, None);
@@ -190,7 +201,9 @@ impl Rdma {
                     counters.fpdus_received += 1;
                     counters.fpdus_gathered += 1;
                     connection.gather_number = 0;
-                    self.on_ulpdu(turn, counters, now, connection, queue_pair, &gather[ulpdu]);
+                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair, &gather[ulpdu]) {
+                        connection.withhold(rest.len() + 1);
+                    }
                     if connection.awaits_receive() {
                         counters.fpdus_received -= 1;
                         counters.fpdus_gathered -= 1;
@@ -202,6 +215,7 @@ impl Rdma {
                     break;
                 }
                 Framed::BadCrc { .. } => {
+                    connection.withhold(rest.len() + 1);
                     self.on_bad_crc(counters, now, connection, queue_pair);
                     rest = &[];
                     break;
@@ -242,6 +256,8 @@ impl Rdma {
         self.fail_stream(counters, now, connection, queue_pair, Fault::Crc.into(), None);
     }
 
+    /// Takes an FPDU's contents. True: they are placed or carried out. Otherwise they wait for a receive, are refused,
+    /// or come when nothing is delivered any more.
     #[inline]
     pub(super) fn on_ulpdu(
         &mut self,
@@ -251,14 +267,17 @@ impl Rdma {
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         ulpdu: &[u8],
-    ) {
+    ) -> bool {
         // Without a queue pair the stream is being closed: nothing is placed any more.
-        let Some(queue_pair) = queue_pair else { return counters.count_drop(DropReason::StreamEnded) };
-        let Some(running) = connection.phase.running(counters) else { return };
+        let Some(queue_pair) = queue_pair else {
+            counters.count_drop(DropReason::StreamEnded);
+            return false;
+        };
+        let Some(running) = connection.phase.running(counters) else { return false };
         let result = match running.stream.receive(ulpdu) {
             Ok(Delivery::Write { stag, offset, payload, .. }) => {
                 if payload.is_empty() {
-                    return;
+                    return true;
                 }
                 let placed = if turn.has_transparent() {
                     Rdma::place_and_note(turn, queue_pair, stag.0, offset.0, payload)
@@ -367,17 +386,22 @@ impl Rdma {
             Ok(Delivery::CommitPart | Delivery::ReadyToReceive) => Ok(()),
             Ok(Delivery::Ignored) => {
                 counters.count_drop(DropReason::StreamEnded);
-                Ok(())
+                return false;
             }
             // What the stream itself refuses is no posted receive's fault: too long a Send is found by `scatter`.
             Err(fault) => Err(Failure { receive: None, ..Failure::from(fault) }),
         };
-        if let Err(failure) = result {
-            self.fail_stream(counters, now, connection, Some(queue_pair), failure, Some(ulpdu));
-        }
+        let is_taken = match result {
+            Ok(()) => !connection.awaits_receive(),
+            Err(failure) => {
+                self.fail_stream(counters, now, connection, Some(queue_pair), failure, Some(ulpdu));
+                false
+            }
+        };
         if queue_pair.overflowed.is_some() {
             self.on_overflow(counters, now, connection, queue_pair);
         }
+        is_taken
     }
 
     /// The last octets of a Send were placed.

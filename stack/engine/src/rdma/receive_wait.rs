@@ -76,7 +76,7 @@ impl Rdma {
         Ok(())
     }
 
-    /// The FPDU at the start of `rest` has ended the connection, or waits for a receive.
+    /// The FPDU at the start of `rest` may wait for a receive.
     #[cold]
     pub(super) fn on_interruption(&mut self, counters: &mut Counters, connection: &mut Connection, rest: &[u8]) {
         if connection.awaits_receive() {
@@ -133,7 +133,10 @@ impl Rdma {
         while at < gather.len() && !connection.gone {
             match deframe(&gather[at..], crc) {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
-                    self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &gather[at..][ulpdu]);
+                    let contents = &gather[at..][ulpdu];
+                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), contents) {
+                        connection.withhold(gather.len() - at - fpdu_len + 1);
+                    }
                     if connection.awaits_receive() {
                         break;
                     }
@@ -142,6 +145,7 @@ impl Rdma {
                 }
                 Framed::Incomplete { .. } => break,
                 Framed::BadCrc { .. } => {
+                    connection.withhold(gather.len() - at);
                     self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
                     at = gather.len();
                 }

@@ -34,6 +34,8 @@ pub(crate) struct Running {
     pub(crate) ending: Ending,
     /// The message that waits for a receive, while there is one.
     pub(crate) receive_wait: Option<ReceiveWait>,
+    /// An acknowledgment of ours says that octets are placed: that of an FPDU's last octet is withheld until then.
+    pub(crate) acknowledges_placed: bool,
     /// The peer has closed its side: no response to a read can arrive.
     pub(crate) peer_closed: bool,
     /// The Terminate, which is sent as soon as possible and is the last message.

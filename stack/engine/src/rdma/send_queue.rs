@@ -68,6 +68,11 @@ impl SendQueue {
         self.ring
     }
 
+    /// Whether every Send and Write waits for its acknowledgment.
+    pub(crate) fn completes_on_ack(&self) -> bool {
+        self.complete_on_ack
+    }
+
     /// Whether an element is being cut.
     pub(crate) fn is_cutting(&self) -> bool {
         self.current.is_some()

@@ -8,6 +8,7 @@ use uwarp_wire::WireError;
 use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
 use uwarp_wire::tcp::TcpFlags;
 
+use crate::api::command::DisconnectReason;
 use crate::api::stats::DropReason;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Lent;
@@ -244,7 +245,11 @@ impl<P: Port> Core<P> {
         while let Some(token) = connection.tcp.drain_discarded() {
             self.connections.held.remove(token);
         }
-        if received.events.intersects(
+        let mut events = received.events;
+        if connection.tcp.withholds() && (connection.finished || events.contains(Events::FIN_ACKED)) {
+            events |= self.end_withholding(turn, index, connection);
+        }
+        if events.intersects(
             Events::PEER_FIN
                 | Events::RESET
                 | Events::CLOSED
@@ -252,10 +257,32 @@ impl<P: Port> Core<P> {
                 | Events::FIN_ACKED
                 | Events::TIMED_OUT,
         ) {
-            self.on_tcp_end(index, connection, received.events);
+            self.on_tcp_end(index, connection, events);
             return false;
         }
-        !received.events.contains(Events::ESTABLISHED)
+        !events.contains(Events::ESTABLISHED)
+    }
+
+    /// The peer has our FIN while octets are withheld. Either they were refused, which the Terminate before the FIN has
+    /// told: they are acknowledged now, so that the connection ends in order. Or nobody takes them any more, which a
+    /// reset tells. Returns what TCP says.
+    #[cold]
+    fn end_withholding(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) -> Events {
+        match &mut connection.phase {
+            // They wait for a receive.
+            Phase::Running(_) if connection.tcp.holds_in_order() => Events::NONE,
+            Phase::Running(running) => {
+                running.acknowledges_placed = false;
+                let events = connection.tcp.release(self.now);
+                self.deliver_held(turn, index, connection);
+                events
+            }
+            _ => {
+                connection.ends_by(DisconnectReason::Aborted);
+                connection.abort(&mut self.link, &mut self.counters, self.now);
+                Events::NONE
+            }
+        }
     }
 
     /// Delivers what TCP has held and is in order now.
@@ -275,15 +302,19 @@ impl<P: Port> Core<P> {
             return self.connections.wheel.arm(index, look_at);
         }
         connection.tcp.hold_in_order(false);
+        let events = connection.tcp.release(self.now);
         self.rdma.take_waiting(turn, &mut self.counters, self.now, connection);
         self.deliver_held(turn, index, connection);
         if connection.awaits_receive() {
             self.connections.wheel.arm(index, self.now + FIRST_LOOK);
         } else if !connection.gone {
             connection.end_receive_wait();
-            if connection.tcp.peer_has_finished() {
+            if connection.tcp.peer_has_finished() && !events.contains(Events::PEER_FIN) {
                 self.on_peer_fin(index, connection);
             }
+        }
+        if !connection.gone && !events.is_empty() {
+            self.on_tcp_end(index, connection, events);
         }
         connection.schedule(&mut self.connections.ready, index);
     }
@@ -336,7 +367,7 @@ impl<P: Port> Core<P> {
                     return streams.on_octets(link, counters, *now, index, connection, rest);
                 }
                 Phase::Closing(_) | Phase::Incoming(_) => {
-                    return connection.discard_octets(&mut self.link, &mut self.counters, self.now);
+                    return connection.discard_octets(&mut self.link, &mut self.counters, self.now, rest.len());
                 }
                 Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => {
                     let used = self.on_startup_octets(index, connection, rest);

@@ -55,6 +55,9 @@ struct End {
     /// End of the urgent data, as sent and as announced by the other end, in octets of the stream.
     urgent: u64,
     told: u64,
+    /// Whether this end now and then withholds the last octets that it was given, and how many it does.
+    withholds: bool,
+    withheld: u32,
 }
 
 pub struct Pair {
@@ -94,6 +97,8 @@ impl Pair {
             isn,
             urgent: 0,
             told: 0,
+            withholds: false,
+            withheld: 0,
         };
         Pair {
             ends: [end(active, isns[0]), end(passive, isns[1])],
@@ -141,6 +146,11 @@ impl Pair {
 
     pub fn set_space(&mut self, end: usize, octets: u32) {
         self.ends[end].connection.set_receive_space(octets);
+    }
+
+    /// From now on, this end withholds acknowledgments now and then, and releases them later.
+    pub fn withhold(&mut self, end: usize) {
+        self.ends[end].withholds = true;
     }
 
     /// From now on, drops everything sent to this end.
@@ -268,12 +278,14 @@ impl Pair {
             end.connection.close(now);
         }
         loop {
+            let peer_isn = self.ends[1 - index].isn;
             let end = &mut self.ends[index];
             let wanted = end.connection.wants_transmit();
             let Some(transmit) = end.connection.poll_transmit(now) else { break };
             assert!(wanted, "did not want to send {transmit:?}");
             end.connection.check();
             end.check_urgent(&transmit.header);
+            end.check_withheld(&transmit.header, peer_isn);
             let content = match transmit.payload {
                 Some(slice) => {
                     let record = end.records[&slice.token.0];
@@ -320,7 +332,13 @@ impl Pair {
     }
 
     fn deliver(&mut self, to: usize, header: &TcpHeader, content: Content) {
+        let (random, now) = (&mut self.random, self.now);
         let end = &mut self.ends[to];
+        if end.withheld > 0 && random.u32(0..3) == 0 {
+            end.events |= end.connection.release(now);
+            end.withheld = 0;
+            end.take_held(random, 0);
+        }
         let token = end.next_token;
         end.next_token += 1;
         let received = end.connection.on_segment(self.now, header, content.len, 0, BufferToken(token));
@@ -331,17 +349,19 @@ impl Pair {
             assert!(told > end.told && told > end.received, "urgent up to {told}, after {}", end.told);
             end.told = told;
         }
+        let mut taken = 0;
         match received.payload {
-            Payload::InOrder { skip, len } => end.take(content, skip, len),
+            Payload::InOrder { skip, len } => {
+                end.take(content, skip, len);
+                taken = len;
+                end.maybe_withhold(random, taken);
+            }
             Payload::Held => {
                 end.held.insert(token, content);
             }
             Payload::None | Payload::Discarded => {}
         }
-        while let Some(held) = end.connection.take_in_order() {
-            let content = end.held.remove(&held.token.0).expect("a held buffer");
-            end.take(content, held.skip, held.len);
-        }
+        end.take_held(random, taken);
         while let Some(token) = end.connection.drain_discarded() {
             end.held.remove(&token.0).expect("a held buffer");
         }
@@ -358,6 +378,37 @@ impl End {
         let urgent = !opening && begins < self.urgent && self.connection.octets_acknowledged() < self.urgent;
         let pointer = if urgent { (self.urgent - begins).min(0xffff) as u16 } else { 0 };
         assert_eq!((header.flags.contains(TcpFlags::URG), header.urgent), (urgent, pointer), "{header:?}");
+    }
+
+    /// Takes what TCP has held and is in order now, behind `taken` octets of this segment.
+    fn take_held(&mut self, random: &mut fastrand::Rng, mut taken: u32) {
+        while let Some(held) = self.connection.take_in_order() {
+            let content = self.held.remove(&held.token.0).expect("a held buffer");
+            self.take(content, held.skip, held.len);
+            taken += held.len;
+            self.maybe_withhold(random, taken);
+        }
+    }
+
+    /// Withholds some of the `fresh` octets that have just been taken.
+    fn maybe_withhold(&mut self, random: &mut fastrand::Rng, fresh: u32) {
+        if self.withholds && self.withheld == 0 && random.u32(0..8) == 0 {
+            self.withheld = random.u32(1..=fresh);
+            self.connection.withhold(self.withheld);
+            self.connection.check();
+        }
+    }
+
+    /// What is withheld is not acknowledged.
+    fn check_withheld(&self, header: &TcpHeader, peer_isn: SeqNumber) {
+        if self.withheld > 0 {
+            let acknowledged = u64::from(header.acknowledgment.0.wrapping_sub(peer_isn.0).wrapping_sub(1));
+            assert!(acknowledged <= self.received - u64::from(self.withheld), "{header:?}");
+            assert!(header.options.sack.iter().all(|block| {
+                u64::from(block.left.0.wrapping_sub(peer_isn.0).wrapping_sub(1)) >= self.received
+                    || u64::from(block.right.0.wrapping_sub(peer_isn.0).wrapping_sub(1)) <= acknowledged
+            }));
+        }
     }
 
     fn take(&mut self, content: Content, skip: u32, len: u32) {

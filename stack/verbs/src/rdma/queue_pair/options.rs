@@ -24,7 +24,9 @@ pub struct QueuePairOptions<'a> {
     pub max_inline: usize,
     /// Make a completion for every request, as if each was signalled.
     pub signal_all: bool,
-    /// Complete Sends and Writes when the peer's TCP has acknowledged them, not when their memory may be reused.
+    /// Complete Sends and Writes when the peer's TCP has acknowledged them, not when their memory may be reused. If the
+    /// peer's queue pair does so too, success means that they are placed: neither end acknowledges the last octet of a
+    /// message that waits for a receive or was refused.
     pub complete_when_acknowledged: bool,
     /// Take receives from this queue of the same domain; the queue pair has none of its own then.
     pub shared_receives: Option<&'a SharedReceiveQueue>,
@@ -78,7 +80,7 @@ impl<'a> QueuePairOptions<'a> {
         self
     }
 
-    /// Completes Sends and Writes when they are acknowledged.
+    /// Completes Sends and Writes when they are acknowledged, and so placed if the peer does the same.
     pub fn complete_when_acknowledged(mut self) -> Self {
         self.complete_when_acknowledged = true;
         self
