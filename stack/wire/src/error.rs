@@ -41,10 +41,6 @@ pub enum WireError {
     MpaPrivateDataLength,
     /// The enhanced flag is set but there are fewer than 4 octets of private data (RFC 6581 §9).
     MpaEnhancedData,
-    /// The function code of a session control chunk is not assigned (RFC 5043 §5.2.3, RFC 6581 §7).
-    SessionFunction,
-    /// The private data of a session control chunk exceeds 512 octets, or belongs to a Terminate (RFC 5043 §5.2.3).
-    SessionPrivateData,
     /// A marker points outside its FPDU, or not to its start (RFC 5044 §4.3).
     MpaMarker,
     /// The DDP version of a tagged segment is not 1 (RFC 5041 §4.2).
@@ -79,8 +75,6 @@ impl fmt::Display for WireError {
             WireError::MpaRevision => "unsupported MPA revision",
             WireError::MpaPrivateDataLength => "more than 512 octets of MPA private data",
             WireError::MpaEnhancedData => "enhanced MPA frame without its 4 octets of data",
-            WireError::SessionFunction => "unassigned function code of a session control chunk",
-            WireError::SessionPrivateData => "more private data than a session control chunk may have",
             WireError::MpaMarker => "MPA marker and ULPDU length disagree",
             WireError::DdpVersionTagged => "unsupported DDP version of a tagged segment",
             WireError::DdpVersionUntagged => "unsupported DDP version of an untagged segment",

@@ -22,7 +22,6 @@ pub mod ipv6;
 pub mod mpa;
 mod octets;
 pub mod rdmap;
-pub mod session_control;
 pub mod tcp;
 
 pub use error::WireError;

@@ -1,7 +1,7 @@
 //! The conformance matrix: what the documents require, row by row, and which tests show it.
 //!
 //! The rows are data (`tests/data/conformance/rows.tsv`). `matrix.toml` beside them has, for each row, the tests that
-//! show it, or an argument why no test is needed. A row without either is open. [`Matrix::report`] says which rows hold
+//! show it, an argument why no test is needed, or the part of the documents that is not built. Any other row is open. [`Matrix::report`] says which rows hold
 //! after a run of the tests: a row is shown only if each of its tests ran and passed.
 
 #![forbid(unsafe_code)]
@@ -72,13 +72,16 @@ pub struct Matrix {
     pub shown: BTreeMap<String, Vec<String>>,
     /// Arguments by row.
     pub argued: BTreeMap<String, String>,
+    /// The part that is not built, by row.
+    pub not_built: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Known {
     shown: BTreeMap<String, Vec<String>>,
     argued: BTreeMap<String, String>,
+    not_built: BTreeMap<String, String>,
 }
 
 /// The folder of the workspace.
@@ -90,7 +93,7 @@ impl Matrix {
     /// Reads both files of a folder.
     ///
     /// # Errors
-    /// The first fault, in one sentence: unreadable, a duplicate number, a row in both parts, an unknown row.
+    /// The first fault, in one sentence: unreadable, a duplicate number, a row in two parts, an unknown row.
     pub fn read(folder: &Path) -> Result<Matrix, String> {
         let text = |name: &str| {
             let path = folder.join(name);
@@ -116,18 +119,19 @@ impl Matrix {
                 text: words.to_owned(),
             });
         }
-        for id in known.shown.keys().chain(known.argued.keys()) {
+        let mut placed = BTreeSet::new();
+        for id in known.shown.keys().chain(known.argued.keys()).chain(known.not_built.keys()) {
             if !numbers.contains(id) {
                 return Err(format!("matrix.toml: there is no row {id}"));
             }
-            if known.shown.contains_key(id) && known.argued.contains_key(id) {
-                return Err(format!("matrix.toml: {id} is shown and argued"));
+            if !placed.insert(id) {
+                return Err(format!("matrix.toml: {id} is in two parts"));
             }
         }
         if let Some((id, _)) = known.shown.iter().find(|(_, tests)| tests.is_empty()) {
             return Err(format!("matrix.toml: no test shows {id}"));
         }
-        Ok(Matrix { rows, shown: known.shown, argued: known.argued })
+        Ok(Matrix { rows, shown: known.shown, argued: known.argued, not_built: known.not_built })
     }
 
     /// Every test that some row names, once.
@@ -139,7 +143,9 @@ impl Matrix {
     pub fn report(&self, passed: &BTreeSet<String>) -> Report {
         let mut report = Report { rows: self.rows.len(), ..Report::default() };
         for row in &self.rows {
-            if let Some(reason) = self.argued.get(&row.id) {
+            if self.not_built.contains_key(&row.id) {
+                report.not_built += 1;
+            } else if let Some(reason) = self.argued.get(&row.id) {
                 report.argued += 1;
                 if row.level == Level::Must {
                     report.argued_musts.push(format!("{}: {reason}", row.id));
@@ -169,7 +175,9 @@ pub struct Report {
     pub shown: usize,
     /// Rows that are argued.
     pub argued: usize,
-    /// Rows of level MUST among those, with the argument.
+    /// Rows of something that is not built.
+    pub not_built: usize,
+    /// Rows of level MUST among the argued ones, with the argument.
     pub argued_musts: Vec<String>,
     /// Rows that name a test that did not run or did not pass.
     pub failed: Vec<String>,
@@ -178,7 +186,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every row is shown or argued.
+    /// Whether every row of what is built is shown or argued.
     pub fn is_complete(&self) -> bool {
         self.failed.is_empty() && self.open.is_empty()
     }
@@ -200,7 +208,8 @@ impl Report {
             }
         }
         let open = self.open.len() + self.failed.len();
-        let _ = writeln!(text, "{} rows: {} shown, {} argued, {open} open", self.rows, self.shown, self.argued);
+        let Report { rows, shown, argued, not_built, .. } = self;
+        let _ = writeln!(text, "{rows} rows: {shown} shown, {argued} argued, {not_built} not built, {open} open");
         text
     }
 }

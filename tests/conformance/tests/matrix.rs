@@ -88,20 +88,21 @@ fn row(id: &str, level: Level) -> Row {
 
 #[test]
 fn a_row_is_shown_only_if_all_of_its_tests_passed() {
-    let rows = ["A-1", "A-2", "A-3", "A-4", "A-5"].map(|id| row(id, Level::Must)).to_vec();
+    let rows = ["A-1", "A-2", "A-3", "A-4", "A-5", "A-6"].map(|id| row(id, Level::Must)).to_vec();
     let shown = [("A-1", vec!["p a"]), ("A-2", vec!["p a", "p b"]), ("A-3", vec!["p c"])];
     let shown = shown.map(|(id, tests)| (id.to_owned(), tests.into_iter().map(str::to_owned).collect()));
     let argued = BTreeMap::from([("A-4".to_owned(), "because".to_owned())]);
-    let matrix = Matrix { rows, shown: BTreeMap::from(shown), argued };
+    let not_built = BTreeMap::from([("A-6".to_owned(), "a part".to_owned())]);
+    let matrix = Matrix { rows, shown: BTreeMap::from(shown), argued, not_built };
     let passed = passed_tests("   PASS [   0.016s] p a\n  PASS [   1.0s] (2/3) p c\n   FAIL [   0.016s] p b\n");
     assert_eq!(passed, BTreeSet::from(["p a".to_owned(), "p c".to_owned()]));
     let report = matrix.report(&passed);
-    assert_eq!((report.shown, report.argued), (2, 1));
+    assert_eq!((report.shown, report.argued, report.not_built), (2, 1, 1));
     assert_eq!(report.failed, ["A-2: did not run or did not pass: p b"]);
     assert_eq!(report.open, ["A-5 (RFC 0, Must): words"]);
     assert_eq!(report.argued_musts, ["A-4: because"]);
     assert!(!report.is_complete());
-    assert!(report.text().ends_with("5 rows: 2 shown, 1 argued, 2 open\n"), "{}", report.text());
+    assert!(report.text().ends_with("6 rows: 2 shown, 1 argued, 1 not built, 2 open\n"), "{}", report.text());
 }
 
 #[test]
