@@ -42,8 +42,8 @@ pub(crate) struct Core<P: Port> {
     pub(crate) quiet_until: Instant,
     /// Something rare may have to be done in this turn.
     pub(crate) needs_attention: bool,
-    /// All that this turn did took the short ways, which put nothing rare off.
-    pub(crate) was_usual: bool,
+    /// This turn used only short ways, so no rare work became due.
+    pub(crate) only_short_ways: bool,
     pub(crate) counters: Counters,
     pub(crate) link: Link<P>,
     pub(crate) net: Net,
@@ -95,7 +95,7 @@ impl<P: Port> Core<P> {
             now: Instant::ZERO,
             quiet_until: Instant::ZERO,
             needs_attention: false,
-            was_usual: false,
+            only_short_ways: false,
             counters: Counters::default(),
             link: Link {
                 port,

@@ -15,7 +15,7 @@ use crate::api::command::AsyncEvent;
 use crate::core::Core;
 use crate::engine::Turned;
 use crate::link::handoff::Handoff;
-use crate::link::lookahead::{DISTANCE, Guesses};
+use crate::link::lookahead::{Candidates, DISTANCE};
 use crate::link::port::{Batch, Port};
 
 /// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and
@@ -129,12 +129,12 @@ impl<P: Port> Core<P> {
     /// Second half of a turn: does the work.
     #[inline(always)]
     pub(crate) fn work(&mut self, turn: &Turn<'_>, batch: &mut Batch<P::Buffer>) {
-        if !self.was_usual {
+        if !self.only_short_ways {
             // Only the short ways take no buffer but by the engine's account: a port may take some for a chain, or on
             // its own.
             self.link.transmit.free_known = 0;
         }
-        self.was_usual = !self.needs_attention
+        self.only_short_ways = !self.needs_attention
             && self.link.loopback.is_empty()
             && self.link.handoff.is_none()
             && self.link.transmit.greedy == 0;
@@ -142,7 +142,7 @@ impl<P: Port> Core<P> {
         if !batch.is_empty() {
             self.receive_batch(turn, batch);
         }
-        if !self.was_usual {
+        if !self.only_short_ways {
             self.run_unusual(turn);
         }
         let is_idle = self.connections.ready.is_empty() && self.link.has_room();
@@ -154,7 +154,7 @@ impl<P: Port> Core<P> {
             }
             None => self.serve_ready(turn),
         }
-        if !self.was_usual {
+        if !self.only_short_ways {
             self.settle_unusual();
         }
         if self.rdma.lanes.unsettled() {
@@ -162,7 +162,7 @@ impl<P: Port> Core<P> {
         }
         // Whatever the turn did, it is seen here: nobody has to remember to ask for attention in the next one. The
         // short ways arm timers and make completions, no more.
-        self.quiet_until = match self.was_usual && !self.rdma.lanes.has_backlog() {
+        self.quiet_until = match self.only_short_ways && !self.rdma.lanes.has_backlog() {
             true => self.quiet_until.min(self.connections.wheel.due_at()),
             false => self.next_rare(),
         };
@@ -251,7 +251,7 @@ impl<P: Port> Core<P> {
 
     /// The next frame is that at `place` of a burst that the look-ahead has examined.
     #[inline]
-    fn guess_at(&mut self, guesses: &Guesses, place: usize) {
+    fn guess_at(&mut self, guesses: &Candidates, place: usize) {
         if !guesses.is_empty() {
             self.connections.guess = guesses.get(place).copied().flatten().or(self.connections.guess);
             self.connections.look_ahead_at(guesses, place + DISTANCE);

@@ -38,7 +38,7 @@ impl Connection {
                 self.sender.queue.segments().is_empty() || self.sender.queue.lost() > 0
             }
             phase if phase.sends() => {
-                (self.sender.queue.lost() > 0 && self.sender.may_send_again())
+                (self.sender.queue.lost() > 0 && self.sender.may_retransmit())
                     || self.sender.may_send_fin()
                     || (self.sender.queue.unsent() > 0
                         && match self.sender.fresh() {
@@ -311,7 +311,7 @@ impl Connection {
             false
         } else {
             let index = self.sender.queue.first_lost()?;
-            self.sender.queue.send_again(now, index, 1);
+            self.sender.queue.retransmit(now, index, 1);
             self.counters.segments_retransmitted += 1;
             true
         };
@@ -330,11 +330,11 @@ impl Connection {
     /// Data and FIN: first what was lost, then probes, then what was never sent.
     fn poll_data(&mut self, now: Instant) -> Option<Transmit> {
         if self.sender.queue.lost() > 0
-            && self.sender.may_send_again()
+            && self.sender.may_retransmit()
             && let Some(index) = self.sender.queue.first_lost()
         {
             self.sender.recovery.force = false;
-            return self.send_again(now, index);
+            return self.retransmit(now, index);
         }
         if self.pending.tail_probe {
             self.pending.tail_probe = false;
@@ -406,9 +406,9 @@ impl Connection {
     }
 
     /// Retransmits a segment of the scoreboard.
-    fn send_again(&mut self, now: Instant, index: usize) -> Option<Transmit> {
+    fn retransmit(&mut self, now: Instant, index: usize) -> Option<Transmit> {
         let limit = self.sender.retransmission_limit(self.sender.queue.segments().get(index)?.len);
-        let (segment, slice) = self.sender.queue.send_again(now, index, limit)?;
+        let (segment, slice) = self.sender.queue.retransmit(now, index, limit)?;
         let stamp = self.timestamps.enabled.then(|| self.timestamps.value(now));
         self.sender.recovery.note_retransmission(segment.start, segment.end(), stamp, self.options.sack);
         self.counters.segments_retransmitted += 1;
@@ -491,7 +491,7 @@ impl Connection {
             Some(unsent) => (self.send_fresh(now, unsent, unsent.len.min(self.sender.mss.segment)), false),
             None => {
                 let index = self.sender.cut_off_last_segment()?;
-                (self.send_again(now, index)?, true)
+                (self.retransmit(now, index)?, true)
             }
         };
         self.sender.recovery.probe_sent(self.sender.queue.next(), retransmission);

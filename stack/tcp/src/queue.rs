@@ -385,7 +385,7 @@ impl SendQueue {
 
     /// Retransmits at most `limit` octets of a segment of the list. The remainder becomes a segment of its own with the
     /// fate that this one had. Returns the segment as sent, and its payload.
-    pub(crate) fn send_again(&mut self, now: Instant, index: usize, limit: u32) -> Option<(Segment, Option<Slice>)> {
+    pub(crate) fn retransmit(&mut self, now: Instant, index: usize, limit: u32) -> Option<(Segment, Option<Slice>)> {
         let segment = *self.segments.get(index)?;
         debug_assert!(segment.fate != Fate::Sacked, "retransmission of a segment that the peer has");
         if segment.len > limit && limit > 0 {

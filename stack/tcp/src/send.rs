@@ -132,7 +132,7 @@ impl Sender {
     }
 
     #[inline]
-    pub(crate) fn may_send_again(&self) -> bool {
+    pub(crate) fn may_retransmit(&self) -> bool {
         if !self.recovery.is_open() && matches!(self.recovery.doubt, Doubt::Testing { .. }) {
             return false;
         }

@@ -6,7 +6,7 @@ use crate::abi::*;
 use crate::exports::{ibv_alloc_pd, ibv_create_cq, ibv_create_qp, ibv_get_device_list, ibv_open_device, ibv_reg_mr};
 use crate::handle::Handle;
 use crate::process;
-use crate::verbs::pair::Pair;
+use crate::verbs::pair;
 use libc::c_int;
 use std::error::Error;
 use std::ptr;
@@ -145,7 +145,7 @@ impl Peer {
     /// Takes the connection of the program's queue pair.
     pub(crate) fn connect(&mut self, qp: *mut ibv_qp, here: &Context) -> Result<(), Box<dyn Error + Send + Sync>> {
         // SAFETY: the program's own queue pair, which is never destroyed.
-        let pair = unsafe { Handle::<Pair>::get(qp.cast()) }.map_err(|_| "no queue pair")?;
+        let pair = unsafe { Handle::<pair::QueuePair>::get(qp.cast()) }.map_err(|_| "no queue pair")?;
         let control = &mut *pair.control();
         let mut connecting =
             here.start_connect(control, self.context.socket_address(PORT), ConnectOptions::default())?;

@@ -6,8 +6,8 @@ use crate::handle::Handle;
 use crate::measure::Peer;
 use crate::process;
 use crate::testing::Device;
-use crate::verbs::completion::Queue;
-use crate::verbs::pair::Pair;
+use crate::verbs::completion::CompletionQueue;
+use crate::verbs::pair::QueuePair;
 use crate::verbs::{completion, pair, post, queue_pair};
 use libc::c_int;
 use std::ptr::null_mut;
@@ -235,7 +235,7 @@ fn making_a_queue_pair_and_reporting_an_end_wait_for_nobody_who_polls() {
     let program = Program::new(&device, 0);
     // SAFETY: they live.
     let (queue, pair) =
-        unsafe { (Handle::<Queue>::get(program.cq).unwrap(), Handle::<Pair>::get(program.qp).unwrap()) };
+        unsafe { (Handle::<CompletionQueue>::get(program.cq).unwrap(), Handle::<QueuePair>::get(program.qp).unwrap()) };
     assert!(!pair::has_unread_successes(pair.id));
     let polling = queue.lock();
     let made = device.queue_pair(program.cq.cast());

@@ -61,7 +61,7 @@ pub struct Route {
 /// A part of a fragmented packet, of either version of IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentFrame {
-    /// Whence and whither.
+    /// The packet's addresses.
     pub route: Route,
     /// What the fragments of one packet share (16 bits in IPv4).
     pub identification: u32,
@@ -84,7 +84,7 @@ pub struct FragmentFrame {
 /// An IP packet that this stack does not handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedFrame {
-    /// Whence and whither.
+    /// The packet's addresses.
     pub route: Route,
     /// Why.
     pub refusal: Refusal,
@@ -188,7 +188,7 @@ impl TcpFrame {
 /// A received ICMP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpFrame<'a> {
-    /// Whence and whither.
+    /// The packet's addresses.
     pub route: Route,
     /// The message.
     pub message: IcmpMessage<'a>,
@@ -197,7 +197,7 @@ pub struct IcmpFrame<'a> {
 /// A received ICMPv6 message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Icmp6Frame<'a> {
-    /// Whence and whither.
+    /// The packet's addresses.
     pub route: Route,
     /// Hop limit on arrival: 255 shows that no router has forwarded it.
     pub hop_limit: u8,

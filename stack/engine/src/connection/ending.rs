@@ -188,7 +188,7 @@ impl Connection {
                 Some(DisconnectReason::Reset) => ConnectFailure::Reset,
                 _ => ConnectFailure::Closed,
             };
-            queue_pair.tell(ConnectionEvent::Failed(reason));
+            queue_pair.report(ConnectionEvent::Failed(reason));
             return;
         }
         let reason = self.end.unwrap_or(DisconnectReason::Local);
@@ -207,7 +207,7 @@ impl Connection {
         queue_pair.flush(lanes, commits, events, counters, None, None);
         // Who hears of the end may take it for all: what waits for completions is woken first.
         lanes.settle();
-        queue_pair.tell(ConnectionEvent::Disconnected(reason));
+        queue_pair.report(ConnectionEvent::Disconnected(reason));
         rdma.sweep_soon(number, now);
     }
 

@@ -52,7 +52,7 @@ impl<B: Buffer> Connections<B> {
             && let Some(mut connection) = self.take(counters, index)
         {
             connection.queue_pair = None;
-            queue_pair.tell_end(connection.end.unwrap_or(DisconnectReason::Local));
+            queue_pair.report_end(connection.end.unwrap_or(DisconnectReason::Local));
             connection.leave_to_tcp(link, rdma, counters, now);
             connection.schedule(&mut self.ready, index);
             self.put_back(connection);
@@ -97,10 +97,10 @@ impl<B: Buffer> Connections<B> {
         rdma.lanes.settle();
         if let Some(queue_pair) = rdma.queue_pair(number) {
             match left_for {
-                Some(reason) => queue_pair.tell_end(reason),
+                Some(reason) => queue_pair.report_end(reason),
                 // There was no connection, or an attempt to make one has failed above.
                 None if queue_pair.connection.is_none() && !was_over => {
-                    queue_pair.tell(ConnectionEvent::Disconnected(DisconnectReason::Aborted));
+                    queue_pair.report(ConnectionEvent::Disconnected(DisconnectReason::Aborted));
                 }
                 None => {}
             }
@@ -127,7 +127,7 @@ impl<B: Buffer> Connections<B> {
         {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
-            queue_pair.tell_end(DisconnectReason::Aborted);
+            queue_pair.report_end(DisconnectReason::Aborted);
             if is_between_messages(&connection, &queue_pair) {
                 // A reset would take back messages that have completed and are not acknowledged. It could also overtake
                 // the acknowledgment of the peer's messages, which would then fail there.

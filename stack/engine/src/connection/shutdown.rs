@@ -119,7 +119,7 @@ impl Rdma {
             let send = begun.then_some((0, Status::Fatal));
             queue_pair.flush(lanes, commits, events, counters, send, Some(Status::Fatal));
             if had_connection {
-                queue_pair.tell_end(DisconnectReason::LocalError(Status::Fatal));
+                queue_pair.report_end(DisconnectReason::LocalError(Status::Fatal));
             }
         }
         lanes.settle();

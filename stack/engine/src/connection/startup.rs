@@ -363,7 +363,7 @@ impl Rdma {
             }
             Outcome::Rejected(rejection) => {
                 if let Some(queue_pair) = self.unbind(counters, connection) {
-                    queue_pair.tell(ConnectionEvent::Rejected {
+                    queue_pair.report(ConnectionEvent::Rejected {
                         private_data: rejection.private_data,
                         peer_ird: rejection.peer_ird,
                         peer_ord: rejection.peer_ord,
@@ -379,7 +379,7 @@ impl Rdma {
                         Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
                         _ => ConnectFailure::ReadLimits,
                     };
-                    queue_pair.tell(ConnectionEvent::Failed(reason));
+                    queue_pair.report(ConnectionEvent::Failed(reason));
                 }
                 connection.refuse(&parameters, fault, now + iwarp.terminate_drain);
             }
@@ -401,7 +401,7 @@ impl Connection {
         self.phase.enter(Phase::Running(Box::new(running)));
         let (local, peer) = endpoints(&self.flow);
         queue_pair.established.store(true, Ordering::Release);
-        queue_pair.tell(ConnectionEvent::Established(Box::new(Established {
+        queue_pair.report(ConnectionEvent::Established(Box::new(Established {
             peer,
             local,
             ird: parameters.ird,
@@ -458,7 +458,7 @@ impl Connection {
         reason: ConnectFailure,
     ) {
         if let Some(queue_pair) = rdma.unbind(counters, self) {
-            queue_pair.tell(ConnectionEvent::Failed(reason));
+            queue_pair.report(ConnectionEvent::Failed(reason));
         }
         if let Some(stream) = &self.stream {
             stream.fail(reason.into());

@@ -97,7 +97,7 @@ impl<B: Buffer> Connections<B> {
         end: &mut End<'f>,
     ) -> usize {
         let Some(first) = frames.first() else { return 0 };
-        let Some((connection, was_usual)) = self.table.get_marked(index) else { return 0 };
+        let Some((connection, only_short_ways)) = self.table.get_marked(index) else { return 0 };
         let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else {
             return 0;
         };
@@ -109,7 +109,7 @@ impl<B: Buffer> Connections<B> {
         }
         // Only for the most frequent layout as a part of this function.
         let events = if LINK == PLAIN && IP == ipv4::HEADER_LEN {
-            if !(*was_usual || connection.tcp.is_undisturbed()) {
+            if !(*only_short_ways || connection.tcp.is_undisturbed()) {
                 return 0;
             }
             connection.tcp.on_usual_segment(moment.now, &predicted.segment)
@@ -128,7 +128,7 @@ impl<B: Buffer> Connections<B> {
             let mut train = Train::new(moment.turn, connection, rdma, counters);
             match train.take::<false>(frame, predicted.payload.clone(), None) {
                 End::All => {
-                    settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+                    settle(connection, only_short_ways, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
                     if frames.len() > 1 {
                         taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 1));
                     }
@@ -154,7 +154,7 @@ impl<B: Buffer> Connections<B> {
         (end, mut taken): (&mut End<'f>, usize),
     ) -> usize {
         let marked = self.guess.and_then(|index| Some((index, self.table.get_marked(index)?)));
-        let Some((index, (connection, was_usual))) = marked else {
+        let Some((index, (connection, only_short_ways))) = marked else {
             counters.cannot_be("the connection whose segment was taken is gone");
             return taken.max(1);
         };
@@ -177,17 +177,17 @@ impl<B: Buffer> Connections<B> {
             taken += 1;
         }
         if let End::All = end {
-            settle(connection, was_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+            settle(connection, only_short_ways, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
         }
         taken
     }
 }
 
-/// Finds what a connection has to do behind segments that were taken whole. `was_usual`: its mark.
+/// Finds what a connection has to do behind segments that were taken whole. `only_short_ways`: its mark.
 #[inline(always)]
 fn settle(
     connection: &mut Connection,
-    was_usual: &bool,
+    only_short_ways: &bool,
     (wheel, ready): (&mut Wheel, &mut VecDeque<u32>),
     rdma: &mut Rdma,
     now: Instant,
@@ -198,7 +198,7 @@ fn settle(
     }
     // The segments leave a usual connection so. All that it can want to send is an acknowledgment.
     let wants_transmit =
-        if *was_usual { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit() };
+        if *only_short_ways { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit() };
     debug_assert_eq!(wants_transmit, connection.tcp.wants_transmit());
     if !connection.quiet || wants_transmit {
         // It is served later in this turn, which also arms its timer.
@@ -206,7 +206,7 @@ fn settle(
     }
     // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
     // nothing is to be done if it fires before all that the segments can have started.
-    if !*was_usual && !wheel.fires_by(index, connection.tcp.soonest_timer(now)) {
+    if !*only_short_ways && !wheel.fires_by(index, connection.tcp.soonest_timer(now)) {
         arm(wheel, index, connection);
     }
     let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
@@ -251,7 +251,7 @@ impl LongWrite<'_> {
     fn take(&self, octets: &[u8], crc: Option<u32>) -> Option<usize> {
         let fpdu = octets.get(..fpdu_len(self.end - LENGTH_LEN))?;
         let (head, rest) = fpdu.split_first_chunk()?;
-        if *head != self.head || self.crc && !has_crc(fpdu, crc) {
+        if *head != self.head || self.crc && !crc_matches(fpdu, crc) {
             return None;
         }
         let offset = u64::from_be_bytes(*rest.first_chunk()?);
@@ -371,14 +371,14 @@ fn open_write<'a>(
 /// Whether the CRC of an FPDU is right.
 #[inline(always)]
 fn is_intact(fpdu: &[u8]) -> bool {
-    has_crc(fpdu, None)
+    crc_matches(fpdu, None)
 }
 
-/// The same. `crc`: that of its octets, if it is known.
+/// As [`is_intact`]. `known`: the CRC32C of its octets, if already computed.
 #[inline(always)]
-fn has_crc(fpdu: &[u8], crc: Option<u32>) -> bool {
+fn crc_matches(fpdu: &[u8], known: Option<u32>) -> bool {
     let parts = fpdu.split_last_chunk::<CRC_LEN>();
-    parts.is_some_and(|(covered, field)| crc.unwrap_or_else(|| kernels::crc32c(covered)) == crc_from_octets(*field))
+    parts.is_some_and(|(covered, field)| known.unwrap_or_else(|| kernels::crc32c(covered)) == crc_from_octets(*field))
 }
 
 /// Takes an FPDU if it is faultless and part of a usual Send, or a usual Read or response. Otherwise no state has

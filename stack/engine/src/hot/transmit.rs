@@ -324,7 +324,7 @@ impl<P: Port> Serving<'_, P> {
     /// Serves a connection that has nothing else to send but `WHAT`.
     #[inline(always)]
     fn serve_short<const WHAT: u8>(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        let Some((connection, was_usual)) = self.connections.table.get_marked(index) else { return false };
+        let Some((connection, only_short_ways)) = self.connections.table.get_marked(index) else { return false };
         let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
         let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number) else { return false };
         // Most connections without posted work end here, and so do atomics.
@@ -340,7 +340,7 @@ impl<P: Port> Serving<'_, P> {
             return false;
         }
         let link_is_usual = connection.next_hop.epoch == self.epoch && self.link.is_usual();
-        if !link_is_usual || !(*was_usual || is_usual(connection)) || queue_pair.send.is_cutting() {
+        if !link_is_usual || !(*only_short_ways || is_usual(connection)) || queue_pair.send.is_cutting() {
             return false;
         }
         // The short ways leave it so.
@@ -426,10 +426,10 @@ impl<P: Port> Serving<'_, P> {
         let sent = send_at_once(self.counters, connection, self.now, self.link.offload_tcp, token, headroom, payload);
         let frame = self.link.frame_of(record, &sent, connection.flow.local);
         let wheel = &mut self.connections.wheel;
-        if !*was_usual {
+        if !*only_short_ways {
             arm(wheel, index, connection);
             // Its entry fires before any timer that the short ways start from now on, and then the mark goes.
-            *was_usual = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
+            *only_short_ways = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
         }
         debug_assert!(connection.next_deadline().is_none_or(|at| wheel.is_armed_for(index, at)));
         self.counters.hot_sent += 1;

@@ -19,25 +19,25 @@ const CROWD: usize = 64;
 pub(crate) const DISTANCE: usize = 4;
 
 /// For each frame of a burst, a connection with the same tag. Its flow may be another one.
-pub(crate) type Guesses = ArrayVec<Option<u32>, BURST>;
+pub(crate) type Candidates = ArrayVec<Option<u32>, BURST>;
 
 impl<B: Buffer> Connections<B> {
     /// Prefetches flow table and connections for a burst, and what its first frames touch. Changes nothing and trusts
     /// nothing in the frames. Returns for each frame the connection that it may belong to, which saves a second lookup;
     /// empty if the burst was not examined.
     #[inline]
-    pub(crate) fn look_ahead(&self, batch: &Batch<B>) -> Guesses {
-        if self.table.len() >= CROWD && batch.len() > 1 { self.look_ahead_of_many(batch) } else { Guesses::new() }
+    pub(crate) fn look_ahead(&self, batch: &Batch<B>) -> Candidates {
+        if self.table.len() >= CROWD && batch.len() > 1 { self.look_ahead_of_many(batch) } else { Candidates::new() }
     }
 
-    fn look_ahead_of_many(&self, batch: &Batch<B>) -> Guesses {
+    fn look_ahead_of_many(&self, batch: &Batch<B>) -> Candidates {
         let mut tags = ArrayVec::<Option<u32>, BURST>::new();
         for frame in batch {
             let tag = peek_flow(frame.data()).map(|flow| self.flows.tag(&flow));
             tag.inspect(|tag| self.flows.prefetch(*tag));
             tags.push(tag);
         }
-        let mut guesses = Guesses::new();
+        let mut guesses = Candidates::new();
         for tag in tags {
             let index = tag.and_then(|tag| self.flows.find(tag, |_| true));
             index.inspect(|index| self.table.prefetch_place(*index));
@@ -52,7 +52,7 @@ impl<B: Buffer> Connections<B> {
     /// Prefetches what the frame at `place` touches, and what earlier frames' connections point to. Call it for the
     /// place [`DISTANCE`] behind each frame before that frame is processed.
     #[inline]
-    pub(crate) fn look_ahead_at(&self, guesses: &Guesses, place: usize) {
+    pub(crate) fn look_ahead_at(&self, guesses: &Candidates, place: usize) {
         if let Some(&Some(index)) = guesses.get(place)
             && let Some(connection) = self.table.get(index)
         {

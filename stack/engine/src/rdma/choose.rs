@@ -1,7 +1,7 @@
 //! Which message of a stream is sent next: an answer to the peer, or our own work.
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode, Status};
-use crate::rdma::operations::{begin_atomic, begin_commit, begin_read, carry_out, carry_out_here};
+use crate::rdma::operations::{begin_atomic, begin_commit, begin_read, execute_local, execute_peer_atomic};
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{atomic_fault, invalidate_fault};
 use crate::rdma::running::{Ending, Outgoing, Running, Source, Tail};
@@ -84,7 +84,8 @@ const LOST_ANSWER: Refused = Refused::Answer(Fault::LocalCatastrophic);
 #[inline(never)]
 fn next_response(turn: &Turn<'_>, running: &mut Running, queue_pair: &QueuePair) -> Result<Chosen, Refused> {
     if let Some(atomic) = running.stream.next_atomic() {
-        let original = carry_out(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
+        let original =
+            execute_peer_atomic(turn, queue_pair, &atomic).map_err(|error| Refused::Answer(atomic_fault(error)))?;
         let message = running.stream.atomic_response(original).ok_or(LOST_ANSWER)?;
         running.outgoing = Some(Outgoing { message, source: Source::Answer, tail: None });
         return Ok(Chosen::Begun);
@@ -134,7 +135,7 @@ fn next_other(
     limit: u16,
 ) -> Result<Chosen, Status> {
     if element.opcode.is_local() {
-        carry_out_here(turn, queue_pair, &element)?;
+        execute_local(turn, queue_pair, &element)?;
         return Ok(Chosen::Done(element));
     }
     let source = if element.flags.contains(SendFlags::INLINE) { Source::Inline } else { Source::Entries };

@@ -51,7 +51,7 @@ impl QueuePair {
     }
 
     /// Delivers the messages that no longer wait.
-    pub(crate) fn tell_held(&mut self, lanes: &mut Lanes) {
+    pub(crate) fn deliver_held(&mut self, lanes: &mut Lanes) {
         while let Some(held) = self.held.front()
             && held.waits_for.is_none()
             && let Some(held) = self.held.pop_front()
@@ -186,7 +186,7 @@ impl Rdma {
                         queue_pair.written.put_back(written);
                     }
                 }
-                queue_pair.tell_held(lanes);
+                queue_pair.deliver_held(lanes);
                 // It may have overflowed a queue, and later requests may be answered now.
                 connections.schedule_index(index);
             }
@@ -234,7 +234,7 @@ impl Rdma {
 
     /// Delivers a received message, now or when what it waits for is done.
     #[inline]
-    pub(crate) fn tell_receive(
+    pub(crate) fn deliver_receive(
         &mut self,
         queue_pair: &mut QueuePair,
         stream: &Stream,
@@ -254,7 +254,7 @@ impl Rdma {
             Hold::Commit(key) => Some(key),
         };
         queue_pair.held.push_back(Held { completion, queue, waits_for, requests: stream.requests_accepted() });
-        queue_pair.tell_held(&mut self.lanes);
+        queue_pair.deliver_held(&mut self.lanes);
     }
 }
 

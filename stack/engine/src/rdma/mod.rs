@@ -128,7 +128,7 @@ impl Rdma {
     /// Reports to a queue pair, if the application has not given it up, that its connection failed.
     pub(crate) fn connect_failed(&mut self, number: u32, reason: ConnectFailure) {
         if let Some(queue_pair) = self.queue_pair(number) {
-            queue_pair.tell(ConnectionEvent::Failed(reason));
+            queue_pair.report(ConnectionEvent::Failed(reason));
         }
     }
 

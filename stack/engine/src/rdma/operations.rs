@@ -12,7 +12,11 @@ use crate::rdma::running::Running;
 
 /// Executes an atomic of the peer. That happens when its answer is due, so it is ordered with the requests before and
 /// behind it (RFC 7306 §7).
-pub(crate) fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &InboundAtomic) -> Result<u64, AtomicError> {
+pub(crate) fn execute_peer_atomic(
+    turn: &Turn<'_>,
+    queue_pair: &QueuePair,
+    atomic: &InboundAtomic,
+) -> Result<u64, AtomicError> {
     let (association, request) = (queue_pair.peer.atomics, &atomic.request);
     let (stag, offset) = (request.stag.0, request.offset.0);
     match atomic.operation {
@@ -33,7 +37,7 @@ pub(crate) fn carry_out(turn: &Turn<'_>, queue_pair: &QueuePair, atomic: &Inboun
 
 /// Executes a local operation, in its place among the posted work: any later message of the stream may depend on it.
 #[cold]
-pub(crate) fn carry_out_here(turn: &Turn<'_>, queue_pair: &QueuePair, element: &SendElement) -> Result<(), Status> {
+pub(crate) fn execute_local(turn: &Turn<'_>, queue_pair: &QueuePair, element: &SendElement) -> Result<(), Status> {
     let association = queue_pair.association;
     if element.opcode == SendOpcode::LocalInvalidate {
         // Other streams may be using it, so it cannot be revoked here: its owner has a call that waits for them.

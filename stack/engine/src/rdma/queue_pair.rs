@@ -102,7 +102,7 @@ impl QueuePair {
 
     /// Reports what became of the connection: each attempt has one outcome, and each connection in full operation one
     /// end.
-    pub(crate) fn tell(&mut self, event: ConnectionEvent) {
+    pub(crate) fn report(&mut self, event: ConnectionEvent) {
         self.reports.was_established = matches!(event, ConnectionEvent::Established(_));
         let watch = self.reports.watch.lock();
         // First, so that who hears of it by the channel finds it in the queue pair.
@@ -113,8 +113,8 @@ impl QueuePair {
     }
 
     /// Reports the end of a connection whose queue pair is taken away.
-    pub(crate) fn tell_end(&mut self, reason: DisconnectReason) {
-        self.tell(if self.reports.was_established {
+    pub(crate) fn report_end(&mut self, reason: DisconnectReason) {
+        self.report(if self.reports.was_established {
             ConnectionEvent::Disconnected(reason)
         } else {
             ConnectionEvent::Failed(ConnectFailure::Closed)

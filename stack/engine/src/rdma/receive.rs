@@ -433,7 +433,7 @@ impl Rdma {
             completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
             completion.invalidated = stag.0;
         }
-        self.tell_receive(queue_pair, stream, completion, hold);
+        self.deliver_receive(queue_pair, stream, completion, hold);
         Ok(())
     }
 }

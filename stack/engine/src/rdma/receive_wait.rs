@@ -54,7 +54,7 @@ impl Rdma {
         let limit = self.config.receive_wait;
         match running.receive_wait.filter(|wait| wait.message == message) {
             None => {
-                self.tell_shared_receives(queue_pair);
+                self.report_shared_receives(queue_pair);
                 if limit.is_zero() || running.ending != Ending::No {
                     return Err(Fault::NoBuffer.into());
                 }
@@ -192,14 +192,14 @@ impl Rdma {
     pub(crate) fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> bool {
         let begun = queue_pair.receive.begin(queue_pair.number);
         if begun {
-            self.tell_shared_receives(queue_pair);
+            self.report_shared_receives(queue_pair);
         }
         begun
     }
 
     /// Reports what taking a receive has done to the shared queue.
     #[inline]
-    fn tell_shared_receives(&mut self, queue_pair: &mut QueuePair) {
+    fn report_shared_receives(&mut self, queue_pair: &mut QueuePair) {
         if let Some((queue, news)) = queue_pair.receive.take_event() {
             self.events.send(match news {
                 SharedReceiveEvent::Low => AsyncEvent::SharedReceivesLow { queue },
@@ -229,6 +229,6 @@ impl Rdma {
             completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
         }
         completion.immediate = data.0;
-        self.tell_receive(queue_pair, stream, completion, hold);
+        self.deliver_receive(queue_pair, stream, completion, hold);
     }
 }

@@ -46,7 +46,7 @@ impl<P: Port> Core<P> {
     /// Octets of a predicted segment that are not usual.
     #[inline(never)]
     fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.was_usual = false;
+        self.only_short_ways = false;
         let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         self.on_octets(turn, index, &mut connection, octets);
         self.settle_segment(connection, true);
@@ -55,7 +55,7 @@ impl<P: Port> Core<P> {
     /// The completion of an FPDU before `octets` did not fit.
     #[cold]
     fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
-        self.was_usual = false;
+        self.only_short_ways = false;
         let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         let mut queue_pair = self.rdma.take(connection.queue_pair);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
@@ -73,7 +73,7 @@ impl<P: Port> Core<P> {
     pub(super) fn receive_long(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
         self.counters.frames_received += 1;
         self.counters.octets_received += buffer.total_len() as u64;
-        self.was_usual = false;
+        self.only_short_ways = false;
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
         match &usual {

@@ -17,7 +17,7 @@ impl<P: Port> Core<P> {
     pub(super) fn run_doorbells(&mut self) {
         let rung = &mut self.control.rung;
         if !rung.is_empty() && self.rdma.run_doorbells(&mut self.connections, &mut self.counters, rung) {
-            self.was_usual = false;
+            self.only_short_ways = false;
         }
     }
 
@@ -80,7 +80,7 @@ impl<P: Port> Core<P> {
     /// Serves a connection by the general code, which goes on with the record that a short way has begun.
     #[inline(never)]
     fn serve_any(&mut self, turn: &Turn<'_>, index: u32, mut open: Option<Open<P::Buffer>>) {
-        self.was_usual = false;
+        self.only_short_ways = false;
         let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
         connection.scheduled = false;
         let mut more = false;
@@ -214,7 +214,7 @@ impl<P: Port> Core<P> {
             Err(refused) => {
                 sending.push_open();
                 self.rdma.fail_refused(&mut self.counters, now, connection, queue_pair, refused);
-                // Of a Terminate: nobody else may come to have it sent.
+                // A Terminate is now queued; serve again to send it.
                 Pulled::More
             }
         }

@@ -45,7 +45,7 @@ impl Sender {
 
     fn send_lost(&mut self, limit: u32) -> bool {
         let Some(index) = self.queue.first_lost() else { return false };
-        self.queue.send_again(self.now, index, limit).is_some()
+        self.queue.retransmit(self.now, index, limit).is_some()
     }
 
     fn acknowledge(&mut self, position: Position) {
@@ -184,7 +184,7 @@ proptest! {
                     }
                 }
                 Step::SendAny(index, limit) if len > 0 && !sender.is_sacked(index % len) => {
-                    sender.queue.send_again(sender.now, index % len, limit);
+                    sender.queue.retransmit(sender.now, index % len, limit);
                 }
                 Step::Sack(first, count) => {
                     let (left, right) = (sender.start(first), sender.start(first + count));

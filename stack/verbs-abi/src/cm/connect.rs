@@ -8,7 +8,7 @@ use crate::errno::{EINVAL, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
 use crate::verbs::context::MOST_READS;
-use crate::verbs::pair::{self, Pair};
+use crate::verbs::pair::{self, QueuePair};
 use libc::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -72,15 +72,15 @@ impl Wishes {
 }
 
 /// The queue pair of a connection: the identifier's, or the one whose number the program gives.
-fn pair_of(public: &rdma_cm_id, number: u32) -> Result<&'static Handle<Pair>, Errno> {
+fn pair_of(public: &rdma_cm_id, number: u32) -> Result<&'static Handle<QueuePair>, Errno> {
     let qp = if public.qp.is_null() { pair::find(number).ok_or(EINVAL)? } else { public.qp.cast() };
     // SAFETY: the program's, which it does not destroy while it connects it.
-    unsafe { Handle::<Pair>::get(qp) }
+    unsafe { Handle::<QueuePair>::get(qp) }
 }
 
 /// A queue pair tells whoever asks how long it waits for acknowledgments, as the program said to rdma_cm. TCP goes by
 /// its own time-outs.
-fn set_timeout(pair: &Handle<Pair>, state: &State) {
+fn set_timeout(pair: &Handle<QueuePair>, state: &State) {
     if let Some(timeout) = state.timeout {
         pair.attributes().timeout = timeout;
     }
@@ -182,7 +182,7 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
 }
 
 /// Waits until the engine has carried the acceptance out, or has found the peer gone, which an event reports.
-fn await_acceptance(pair: &Handle<Pair>) {
+fn await_acceptance(pair: &Handle<QueuePair>) {
     let end = Instant::now() + ENGINE_LIMIT;
     while pair.control().state() == QueuePairState::Connecting && Instant::now() < end {
         std::thread::yield_now();

@@ -9,7 +9,7 @@ use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
 use crate::process;
-use crate::verbs::completion::Queue;
+use crate::verbs::completion::CompletionQueue;
 use crate::verbs::events::Event as Asynchronous;
 use crate::verbs::{context, pair, shared_receives};
 use std::sync::OnceLock;
@@ -103,7 +103,7 @@ fn carry_asynchronous(event: &AsyncEvent) {
                 // SAFETY: our own structure; the queues live as long.
                 let (send, receive) = unsafe { ((*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq) };
                 // SAFETY: as above.
-                let receives = unsafe { Handle::<Queue>::get(receive.cast()) };
+                let receives = unsafe { Handle::<CompletionQueue>::get(receive.cast()) };
                 let is_full = receives.is_ok_and(|receives| receives.target.id() == *queue);
                 push(IBV_EVENT_CQ_ERR, if is_full { receive.addr() } else { send.addr() });
             });
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::exports::*;
     use crate::testing::{Device, errno};
-    use crate::verbs::pair::Pair;
+    use crate::verbs::pair::QueuePair;
     use crate::verbs::shared_receives::SharedQueue;
     use libc::c_int;
     use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -188,7 +188,7 @@ mod tests {
         let device = Device::open();
         let qp = device.queue_pair(device.queue(null_mut()));
         // SAFETY: it lives.
-        let number = unsafe { Handle::<Pair>::get(qp.cast()) }.unwrap().id.number;
+        let number = unsafe { Handle::<QueuePair>::get(qp.cast()) }.unwrap().id.number;
         let fatal = AsyncEvent::QueuePairFatal { queue_pair: number, status: Status::Fatal };
         destroy_meanwhile(&fatal, qp, ibv_destroy_qp, || pair::with_number(number, |_| ()).is_some());
 

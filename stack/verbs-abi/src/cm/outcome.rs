@@ -10,7 +10,7 @@ use crate::handle::Handle;
 use crate::locks::{Lock, Locked, Rank};
 use crate::process;
 use crate::verbs::context::MOST_READS;
-use crate::verbs::pair::{self, Pair};
+use crate::verbs::pair::{self, QueuePair};
 use libc::c_int;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(crate) const MOST_REFUSALS: u32 = 20;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Begins to connect a queue pair for the identifier with this key.
-pub(crate) fn start(pair: &Handle<Pair>, key: u64, attempt: &Attempt) -> Result<(), Errno> {
+pub(crate) fn start(pair: &Handle<QueuePair>, key: u64, attempt: &Attempt) -> Result<(), Errno> {
     let context = process::started()?;
     let Attempt { channel, peer, options, .. } = attempt;
     begin(pair, channel, key, |control| context.start_connect(control, *peer, options.clone()))
@@ -32,7 +32,7 @@ pub(crate) fn start(pair: &Handle<Pair>, key: u64, attempt: &Attempt) -> Result<
 
 /// Begins what ends in an event of the identifier with this key. A queue pair that is in use keeps its identifier.
 pub(crate) fn begin(
-    pair: &Handle<Pair>,
+    pair: &Handle<QueuePair>,
     channel: &EventChannel,
     key: u64,
     start: impl FnOnce(&mut QueuePairControl) -> Result<Connecting, uwarp::Error>,

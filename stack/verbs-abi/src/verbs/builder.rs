@@ -84,7 +84,7 @@ impl Builder {
                 bind.is_posted()?;
             }
         }
-        queue.half.answer_at_once();
+        queue.half.turn_after_post();
         Ok(())
     }
 }

@@ -23,11 +23,11 @@ use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CompletionTarget, Status};
+use uwarp::{Completion, CompletionFlags, CompletionOpcode, CompletionTarget, Status};
 use uwarp_ring::Bell;
 
 /// A completion queue.
-pub(crate) struct Queue {
+pub(crate) struct CompletionQueue {
     inner: Owned<Polled>,
     /// Rings in its channel.
     bell: Arc<QueueBell>,
@@ -42,11 +42,11 @@ pub(crate) struct Queue {
     /// It was not made for a single thread.
     has_sections: bool,
 }
-object!(Queue: ibv_cq_ex, b"cq");
+object!(CompletionQueue: ibv_cq_ex, b"cq");
 
 /// The queue, and room for what is taken from it.
 pub(crate) struct Polled {
-    queue: CompletionQueue,
+    queue: uwarp::CompletionQueue,
     taken: &'static TakenCounters,
     batch: [Completion; BATCH],
     /// The completion that `ibv_start_poll` or `ibv_next_poll` has come to.
@@ -54,20 +54,20 @@ pub(crate) struct Polled {
 }
 
 impl Deref for Polled {
-    type Target = CompletionQueue;
+    type Target = uwarp::CompletionQueue;
 
-    fn deref(&self) -> &CompletionQueue {
+    fn deref(&self) -> &uwarp::CompletionQueue {
         &self.queue
     }
 }
 
 impl DerefMut for Polled {
-    fn deref_mut(&mut self) -> &mut CompletionQueue {
+    fn deref_mut(&mut self) -> &mut uwarp::CompletionQueue {
         &mut self.queue
     }
 }
 
-impl Queue {
+impl CompletionQueue {
     pub(crate) fn lock(&self) -> OwnedGuard<'_, Polled> {
         self.inner.lock()
     }
@@ -142,7 +142,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut 
     minus_one(|| {
         // SAFETY: the caller's pointers: room for `most` completions.
         unsafe {
-            let queue = Handle::<Queue>::get(cq.cast())?;
+            let queue = Handle::<CompletionQueue>::get(cq.cast())?;
             let most = usize::try_from(most).map_err(|_| EINVAL)?;
             if out.is_null() && most > 0 {
                 return Err(EINVAL);
@@ -170,7 +170,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     number(|| {
         // SAFETY: the caller's pointer.
-        let queue = unsafe { Handle::<Queue>::get(cq.cast())? };
+        let queue = unsafe { Handle::<CompletionQueue>::get(cq.cast())? };
         let mut inner = queue.lock();
         if solicited_only != 0 {
             inner.arm_solicited();
@@ -225,7 +225,7 @@ fn create(
         let polled = Polled { queue, taken, batch: [Completion::default(); BATCH], current: ibv_wc::default() };
         let handle = Handle::create(
             public,
-            Queue {
+            CompletionQueue {
                 inner: Owned::new(Rank::Section, polled),
                 bell: Arc::clone(&bell),
                 events: Unacknowledged::default(),
@@ -295,7 +295,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 pub(crate) fn destroy(cq: *mut ibv_cq) -> Result<(), Errno> {
     // SAFETY: the caller's pointer.
     unsafe {
-        let queue = Handle::<Queue>::get(cq.cast())?;
+        let queue = Handle::<CompletionQueue>::get(cq.cast())?;
         if queue.users.load(Ordering::Acquire) > 0 {
             return Err(EBUSY);
         }
@@ -307,7 +307,7 @@ pub(crate) fn destroy(cq: *mut ibv_cq) -> Result<(), Errno> {
         open.events.forget(cq.addr());
         queue.events.wait();
         queue.asynchronous.wait();
-        drop(Handle::<Queue>::destroy(cq.cast())?);
+        drop(Handle::<CompletionQueue>::destroy(cq.cast())?);
         open.objects.fetch_sub(1, Ordering::AcqRel);
     }
     Ok(())
@@ -323,7 +323,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, depth: c_int) -> c_int {
     number(|| {
         // SAFETY: the caller's pointer.
         unsafe {
-            let queue = Handle::<Queue>::get(cq.cast())?;
+            let queue = Handle::<CompletionQueue>::get(cq.cast())?;
             let depth = usize::try_from(depth).ok().filter(|depth| *depth > 0).ok_or(EINVAL)?;
             let mut inner = queue.lock();
             inner.resize(depth)?;
@@ -362,7 +362,7 @@ fn found(body: impl FnOnce() -> Result<bool, Errno>) -> c_int {
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq_attr) -> c_int {
     found(|| {
         // SAFETY: the caller's pointers.
-        let (queue, attributes) = unsafe { (Handle::<Queue>::get(cq)?, attributes.as_ref()) };
+        let (queue, attributes) = unsafe { (Handle::<CompletionQueue>::get(cq)?, attributes.as_ref()) };
         if attributes.is_some_and(|attributes| attributes.comp_mask != 0) {
             queue.inner.end_section();
             return Err(EINVAL);
@@ -383,7 +383,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attributes: *mut ibv_poll_cq
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     found(|| {
         // SAFETY: the caller's pointer.
-        let queue = unsafe { Handle::<Queue>::get(cq)? };
+        let queue = unsafe { Handle::<CompletionQueue>::get(cq)? };
         if !queue.has_sections {
             return Ok(queue.lock().step(cq));
         }
@@ -395,14 +395,14 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     nothing(|| {
         // SAFETY: the caller's pointer.
-        unsafe { Handle::<Queue>::get(cq)? }.inner.end_section();
+        unsafe { Handle::<CompletionQueue>::get(cq)? }.inner.end_section();
         Ok(())
     });
 }
 
 fn current<T: Default>(cq: *mut ibv_cq_ex, field: impl Fn(&ibv_wc) -> T) -> T {
     // SAFETY: the caller's pointer.
-    let Ok(queue) = (unsafe { Handle::<Queue>::get(cq) }) else { return T::default() };
+    let Ok(queue) = (unsafe { Handle::<CompletionQueue>::get(cq) }) else { return T::default() };
     // SAFETY: a field is copied.
     let in_section = unsafe { queue.inner.in_section(|polled| field(&polled.current)) };
     in_section.or_else(|| queue.inner.try_lock().map(|polled| field(&polled.current))).unwrap_or_default()

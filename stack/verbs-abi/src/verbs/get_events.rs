@@ -5,10 +5,10 @@ use crate::errno::{EINVAL, Errno, nothing};
 use crate::event_fd::{Attempt, Unacknowledged, fetch, unless_ending};
 use crate::handle::Handle;
 use crate::verbs::channel::Channel;
-use crate::verbs::completion::Queue;
+use crate::verbs::completion::CompletionQueue;
 use crate::verbs::context;
 use crate::verbs::events::Event;
-use crate::verbs::pair::Pair;
+use crate::verbs::pair::QueuePair;
 use crate::verbs::shared_receives::SharedQueue;
 use libc::{c_int, c_uint, c_void};
 
@@ -16,7 +16,7 @@ use libc::{c_int, c_uint, c_void};
 fn take(channel: &Channel, is_counted: bool) -> Result<Option<*mut ibv_cq>, Errno> {
     channel.take(is_counted, |public| {
         // SAFETY: the queue is in the channel, and who destroys it takes it out of there first.
-        if let Ok(queue) = unsafe { Handle::<Queue>::get(public.cast()) } {
+        if let Ok(queue) = unsafe { Handle::<CompletionQueue>::get(public.cast()) } {
             queue.events.fetched();
         }
     })
@@ -49,7 +49,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     nothing(|| {
         // SAFETY: the caller's pointer.
-        let queue = unsafe { Handle::<Queue>::get(cq.cast())? };
+        let queue = unsafe { Handle::<CompletionQueue>::get(cq.cast())? };
         queue.events.acknowledged(u64::from(events));
         Ok(())
     });
@@ -61,7 +61,7 @@ fn fetched_of<'a>(event: Event) -> Option<&'a Unacknowledged> {
     // SAFETY: objects are looked at by the word in front of them, which stays mapped.
     unsafe {
         match event.kind {
-            IBV_EVENT_CQ_ERR => Handle::<Queue>::get(std::ptr::with_exposed_provenance_mut(element))
+            IBV_EVENT_CQ_ERR => Handle::<CompletionQueue>::get(std::ptr::with_exposed_provenance_mut(element))
                 .ok()
                 .map(|queue| &queue.asynchronous),
             IBV_EVENT_QP_FATAL
@@ -69,9 +69,9 @@ fn fetched_of<'a>(event: Event) -> Option<&'a Unacknowledged> {
             | IBV_EVENT_QP_ACCESS_ERR
             | IBV_EVENT_COMM_EST
             | IBV_EVENT_SQ_DRAINED
-            | IBV_EVENT_QP_LAST_WQE_REACHED => {
-                Handle::<Pair>::get(std::ptr::with_exposed_provenance_mut(element)).ok().map(|pair| &pair.asynchronous)
-            }
+            | IBV_EVENT_QP_LAST_WQE_REACHED => Handle::<QueuePair>::get(std::ptr::with_exposed_provenance_mut(element))
+                .ok()
+                .map(|pair| &pair.asynchronous),
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
                 Handle::<SharedQueue>::get(std::ptr::with_exposed_provenance_mut(element))
                     .ok()

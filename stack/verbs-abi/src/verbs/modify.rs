@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number};
 use crate::handle::Handle;
 use crate::verbs::context::MOST_READS;
-use crate::verbs::pair::{Pair, fail, purge, set_state, state};
+use crate::verbs::pair::{QueuePair, fail, purge, set_state, state};
 use crate::verbs::region::OPTIONAL;
 use libc::c_int;
 use std::sync::atomic::Ordering;
@@ -66,7 +66,7 @@ fn shown(state: ibv_qp_state) -> ibv_qp_state {
 }
 
 /// Whether all that `mask` names may be set.
-fn check(pair: &Handle<Pair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+fn check(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
     let names = |flags| mask & flags != 0;
     if mask & !KNOWN != 0 {
         return Err(EINVAL);
@@ -124,7 +124,7 @@ fn store(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
 /// In iWARP a stream is what moves it there, and rdma_cm makes streams. A server that moves its queue pair by
 /// `rdma_init_qp_attr` does so before it accepts, when rdma_cm does not know the queue pair yet: that is allowed as
 /// long as no peer is named.
-fn move_up(pair: &Handle<Pair>, now: ibv_qp_state, wanted: ibv_qp_state) -> Result<(), Errno> {
+fn move_up(pair: &Handle<QueuePair>, now: ibv_qp_state, wanted: ibv_qp_state) -> Result<(), Errno> {
     let is_next = matches!((now, wanted), (IBV_QPS_INIT | IBV_QPS_RTR, IBV_QPS_RTR) | (IBV_QPS_RTR, IBV_QPS_RTS));
     if pair.identifiers.load(Ordering::Acquire) == 0 && !is_next {
         tracing::warn!("a queue pair of iWARP is connected by rdma_cm alone: use the program's option for it (-R)");
@@ -138,7 +138,7 @@ fn move_up(pair: &Handle<Pair>, now: ibv_qp_state, wanted: ibv_qp_state) -> Resu
 }
 
 /// Makes a queue pair like new, from any state.
-fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
+fn reset(pair: &Handle<QueuePair>) -> Result<(), Errno> {
     {
         let mut control = pair.control();
         if !matches!(control.state(), QueuePairState::Idle | QueuePairState::Disconnected) {
@@ -164,7 +164,7 @@ fn reset(pair: &Handle<Pair>) -> Result<(), Errno> {
 }
 
 /// Says what the peer may do. When this returns, nothing is placed any more that is refused now.
-fn set_access(pair: &Handle<Pair>, flags: u32) -> Result<(), Errno> {
+fn set_access(pair: &Handle<QueuePair>, flags: u32) -> Result<(), Errno> {
     let rights = [
         (IBV_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
         (IBV_ACCESS_REMOTE_READ, Access::REMOTE_READ),
@@ -179,7 +179,7 @@ fn set_access(pair: &Handle<Pair>, flags: u32) -> Result<(), Errno> {
 }
 
 /// Moves a queue pair to a state.
-fn move_to(pair: &Handle<Pair>, wanted: ibv_qp_state) -> Result<(), Errno> {
+fn move_to(pair: &Handle<QueuePair>, wanted: ibv_qp_state) -> Result<(), Errno> {
     let now = state(pair);
     match wanted {
         IBV_QPS_RESET => reset(pair)?,
@@ -199,7 +199,7 @@ fn move_to(pair: &Handle<Pair>, wanted: ibv_qp_state) -> Result<(), Errno> {
 unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, mask: c_int) -> c_int {
     number(|| {
         // SAFETY: the caller's pointers.
-        let (pair, wanted) = unsafe { (Handle::<Pair>::get(qp.cast())?, wanted.as_ref().ok_or(EINVAL)?) };
+        let (pair, wanted) = unsafe { (Handle::<QueuePair>::get(qp.cast())?, wanted.as_ref().ok_or(EINVAL)?) };
         let mask = mask as u32;
         check(pair, wanted, mask)?;
         if mask & IBV_QP_STATE != 0 {
@@ -223,7 +223,7 @@ unsafe extern "C" fn ibv_query_qp(
     number(|| {
         // SAFETY: the caller's pointers.
         unsafe {
-            let pair = Handle::<Pair>::get(qp.cast())?;
+            let pair = Handle::<QueuePair>::get(qp.cast())?;
             let base = (*pair.public()).qp_base;
             let attributes = *pair.attributes();
             let state = shown(base.state);

@@ -6,7 +6,7 @@ use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::locks::{Lock, Locked, Owned, Rank};
 use crate::verbs::builder::Builder;
-use crate::verbs::completion::Queue;
+use crate::verbs::completion::CompletionQueue;
 use crate::verbs::send_queue::SendQueue;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use uwarp::{QueuePairControl, ReceiveHalf};
 
 /// A queue pair. Its two work queues have locks of their own, so that a thread that posts receives does not wait for
 /// one that sends.
-pub(crate) struct Pair {
+pub(crate) struct QueuePair {
     pub(crate) id: PairId,
     pub(crate) control: Lock<QueuePairControl>,
     pub(crate) send: Owned<Sender>,
@@ -29,7 +29,7 @@ pub(crate) struct Pair {
     /// rdma_cm identifiers that use it.
     pub(crate) identifiers: AtomicUsize,
 }
-object!(Pair: ibv_qp_ex, b"qp");
+object!(QueuePair: ibv_qp_ex, b"qp");
 
 /// What an identifier of rdma_cm knows its queue pair by. It never names another one, while numbers are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) struct Sender {
     pub(crate) builder: Builder,
 }
 
-impl Pair {
+impl QueuePair {
     /// What connects it.
     pub(crate) fn control(&self) -> Locked<'_, QueuePairControl> {
         self.control.lock()
@@ -75,7 +75,7 @@ pub(crate) fn find(public_number: u32) -> Option<*mut ibv_qp_ex> {
 }
 
 /// Does something with the queue pair that has a number of uwarp's, if there is one; it is not destroyed meanwhile.
-pub(crate) fn with_number<T>(number: u32, body: impl FnOnce(&Handle<Pair>) -> T) -> Option<T> {
+pub(crate) fn with_number<T>(number: u32, body: impl FnOnce(&Handle<QueuePair>) -> T) -> Option<T> {
     let pairs = by_number();
     let pair = std::ptr::with_exposed_provenance_mut(*pairs.get(&number)?);
     // SAFETY: it is in the list, so it lives as long as the list is locked.
@@ -83,7 +83,7 @@ pub(crate) fn with_number<T>(number: u32, body: impl FnOnce(&Handle<Pair>) -> T)
 }
 
 /// Does something with an identifier's queue pair, if it is still there; it is not destroyed meanwhile.
-pub(crate) fn with<T>(id: PairId, body: impl FnOnce(&Handle<Pair>) -> T) -> Option<T> {
+pub(crate) fn with<T>(id: PairId, body: impl FnOnce(&Handle<QueuePair>) -> T) -> Option<T> {
     with_number(id.number, |pair| (pair.id == id).then(|| body(pair))).flatten()
 }
 
@@ -95,25 +95,26 @@ pub(crate) fn has_unread_successes(id: PairId) -> bool {
         let queues = unsafe { [(*pair.public()).qp_base.send_cq, (*pair.public()).qp_base.recv_cq] };
         queues.into_iter().any(|queue| {
             // SAFETY: a queue lives as long as its queue pairs.
-            unsafe { Handle::<Queue>::get(queue.cast()) }.is_ok_and(|queue| queue.may_have_successes(id.number))
+            unsafe { Handle::<CompletionQueue>::get(queue.cast()) }
+                .is_ok_and(|queue| queue.may_have_successes(id.number))
         })
     });
     has_some == Some(true)
 }
 
 /// Sets the state that the program sees.
-pub(crate) fn set_state(pair: &Handle<Pair>, state: ibv_qp_state) {
+pub(crate) fn set_state(pair: &Handle<QueuePair>, state: ibv_qp_state) {
     // SAFETY: our own structure; the program only reads the state.
     unsafe { (*pair.public()).qp_base.state = state };
 }
 
-pub(crate) fn state(pair: &Handle<Pair>) -> ibv_qp_state {
+pub(crate) fn state(pair: &Handle<QueuePair>) -> ibv_qp_state {
     // SAFETY: our own structure.
     unsafe { (*pair.public()).qp_base.state }
 }
 
 /// Moves it to the error state: all work is flushed, now and from now on.
-pub(crate) fn fail(pair: &Handle<Pair>) -> Result<(), Errno> {
+pub(crate) fn fail(pair: &Handle<QueuePair>) -> Result<(), Errno> {
     pair.control().flush()?;
     set_state(pair, IBV_QPS_ERR);
     Ok(())
@@ -123,18 +124,18 @@ pub(crate) fn fail(pair: &Handle<Pair>) -> Result<(), Errno> {
 pub(crate) fn purge(base: &ibv_qp, number: u32) -> Result<(), Errno> {
     for queue in [base.send_cq, base.recv_cq] {
         // SAFETY: a queue is not destroyed before its queue pairs.
-        unsafe { Handle::<Queue>::get(queue.cast())? }.lock().purge(number);
+        unsafe { Handle::<CompletionQueue>::get(queue.cast())? }.lock().purge(number);
     }
     Ok(())
 }
 
 /// An identifier of rdma_cm connects the queue pair.
-pub(crate) fn join(pair: &Handle<Pair>) {
+pub(crate) fn join(pair: &Handle<QueuePair>) {
     pair.identifiers.fetch_add(1, Ordering::AcqRel);
 }
 
 /// The identifier goes; a connection that is still there ends with it.
-pub(crate) fn leave(pair: &Handle<Pair>, is_connected: bool) {
+pub(crate) fn leave(pair: &Handle<QueuePair>, is_connected: bool) {
     pair.identifiers.fetch_sub(1, Ordering::AcqRel);
     if is_connected {
         pair.control().disconnect();
@@ -153,7 +154,7 @@ mod tests {
         let device = Device::open();
         let qp = device.queue_pair(device.queue(null_mut()));
         // SAFETY: it lives.
-        let id = unsafe { Handle::<Pair>::get(qp.cast()) }.unwrap().id;
+        let id = unsafe { Handle::<QueuePair>::get(qp.cast()) }.unwrap().id;
         assert_eq!(with(id, |pair| pair.public().addr()), Some(qp.addr()));
         assert_eq!(with(PairId { handle: id.handle + 1, ..id }, |_| ()), None);
         // SAFETY: as above.

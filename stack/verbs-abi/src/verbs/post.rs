@@ -3,7 +3,7 @@
 use crate::abi::*;
 use crate::errno::{Errno, number};
 use crate::handle::Handle;
-use crate::verbs::pair::Pair;
+use crate::verbs::pair::QueuePair;
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Inline, Work, each_receive, list, octets, with_entries};
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn post_send(
     number(|| {
         // SAFETY: the caller's pointers.
         unsafe {
-            let pair = match Handle::<Pair>::get(qp.cast()) {
+            let pair = match Handle::<QueuePair>::get(qp.cast()) {
                 Ok(pair) => pair,
                 Err(errno) => {
                     if let Some(bad) = bad.as_mut() {
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 }
                 next = request.next;
             }
-            sender.queue.half.answer_at_once();
+            sender.queue.half.turn_after_post();
             outcome
         }
     })
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     number(|| {
         // SAFETY: the caller's pointers.
         unsafe {
-            let pair = match Handle::<Pair>::get(qp.cast()) {
+            let pair = match Handle::<QueuePair>::get(qp.cast()) {
                 Ok(pair) => pair,
                 Err(errno) => {
                     if let Some(bad) = bad.as_mut() {

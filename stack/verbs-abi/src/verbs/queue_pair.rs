@@ -7,11 +7,11 @@ use crate::handle::Handle;
 use crate::locks::{Lock, Owned, Rank};
 use crate::process;
 use crate::verbs::builder::Builder;
-use crate::verbs::completion::Queue;
+use crate::verbs::completion::CompletionQueue;
 use crate::verbs::context::{self, next_handle, public_number};
 use crate::verbs::domain::Domain;
 use crate::verbs::modify;
-use crate::verbs::pair::{Pair, PairId, Sender, by_number, purge};
+use crate::verbs::pair::{PairId, QueuePair, Sender, by_number, purge};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
@@ -57,8 +57,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             return Err(EOPNOTSUPP);
         }
         let domain = Handle::<Domain>::get(wanted.pd)?;
-        let send_cq = Handle::<Queue>::get(wanted.send_cq.cast())?;
-        let receive_cq = Handle::<Queue>::get(wanted.recv_cq.cast())?;
+        let send_cq = Handle::<CompletionQueue>::get(wanted.send_cq.cast())?;
+        let receive_cq = Handle::<CompletionQueue>::get(wanted.recv_cq.cast())?;
         let shared = if wanted.srq.is_null() { None } else { Some(Handle::<SharedQueue>::get(wanted.srq)?) };
         let cap = wanted.cap;
         let limits = &process::process()?.context.config().limits;
@@ -117,7 +117,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         }
         let handle = Handle::create(
             public,
-            Pair {
+            QueuePair {
                 id,
                 control: Lock::new(Rank::Control, control),
                 send: Owned::new(Rank::Section, Sender { queue, builder: Builder::default() }),
@@ -184,7 +184,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     pointer(|| {
         // SAFETY: the caller's pointer.
-        let pair = unsafe { Handle::<Pair>::get(qp.cast())? };
+        let pair = unsafe { Handle::<QueuePair>::get(qp.cast())? };
         if pair.has_builder { Ok(pair.public()) } else { Err(EOPNOTSUPP) }
     })
 }
@@ -193,7 +193,7 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: the caller's pointer.
     unsafe {
-        let pair = Handle::<Pair>::get(qp.cast())?;
+        let pair = Handle::<QueuePair>::get(qp.cast())?;
         let base = (*pair.public()).qp_base;
         let open = context::get(base.context)?;
         // From here on no thread of the library finds it, to use it or to report an event of it.
@@ -201,12 +201,12 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         by_number().remove(&number);
         open.events.forget(qp.addr());
         pair.asynchronous.wait();
-        let inner = Handle::<Pair>::destroy(qp.cast())?;
+        let inner = Handle::<QueuePair>::destroy(qp.cast())?;
         let control = inner.control.into_inner();
         // The halves go first: nothing is posted any more.
         drop((inner.send, inner.receive));
-        let send_cq = Handle::<Queue>::get(base.send_cq.cast())?;
-        let receive_cq = Handle::<Queue>::get(base.recv_cq.cast())?;
+        let send_cq = Handle::<CompletionQueue>::get(base.send_cq.cast())?;
+        let receive_cq = Handle::<CompletionQueue>::get(base.recv_cq.cast())?;
         control.destroy();
         purge(&base, number)?;
         for users in [&Handle::<Domain>::get(base.pd)?.users, &send_cq.users, &receive_cq.users] {
@@ -229,6 +229,6 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 unsafe extern "C" fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, _: ibv_wr_opcode, _: u32) -> c_int {
     // The last octets of a Write are placed last, those before in any order.
     // SAFETY: the caller's pointer.
-    number(|| unsafe { Handle::<Pair>::get(qp.cast()).map(|_| ()) });
+    number(|| unsafe { Handle::<QueuePair>::get(qp.cast()).map(|_| ()) });
     0
 }

@@ -11,7 +11,7 @@ use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, nothing, number};
 use crate::handle::Handle;
 use crate::verbs::builder::{Builder, Kind};
-use crate::verbs::pair::{Pair, Sender};
+use crate::verbs::pair::{QueuePair, Sender};
 use crate::verbs::window::Bind;
 use crate::verbs::work::{Entries, Inline, Work};
 use libc::{c_int, c_void, size_t};
@@ -42,9 +42,9 @@ pub(crate) fn set_functions(public: &mut ibv_qp_ex) {
 /// # Safety
 /// As [`Handle::get`].
 #[inline]
-unsafe fn get<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Handle<Pair>, Errno> {
+unsafe fn get<'a>(qp: *mut ibv_qp_ex) -> Result<&'a Handle<QueuePair>, Errno> {
     // SAFETY: as the caller promises.
-    let pair = unsafe { Handle::<Pair>::get(qp)? };
+    let pair = unsafe { Handle::<QueuePair>::get(qp)? };
     if pair.has_builder { Ok(pair) } else { Err(EOPNOTSUPP) }
 }
 

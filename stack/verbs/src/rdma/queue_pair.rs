@@ -268,10 +268,10 @@ impl QueuePair {
         self.send.post_send(requests)
     }
 
-    /// Lets what was posted leave now, as [`SendHalf::answer_at_once`].
+    /// As [`SendHalf::turn_after_post`].
     #[inline]
-    pub fn answer_at_once(&mut self) {
-        self.send.answer_at_once();
+    pub fn turn_after_post(&mut self) {
+        self.send.turn_after_post();
     }
 
     /// Posts requests to the receive queue, as [`ReceiveHalf::post_receive`].

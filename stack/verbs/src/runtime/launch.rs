@@ -115,7 +115,7 @@ fn run_engines(
 
 /// The thread of an engine that is built and does not run yet. Dropping this ends it.
 struct WaitingThread {
-    go: Option<Sender<()>>,
+    start: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -130,7 +130,7 @@ impl WaitingThread {
         let options = options.clone();
         let cpu = options.cpus.get(index).copied();
         let (built_sender, built) = bounded(1);
-        let (go, gone) = bounded(1);
+        let (start, started) = bounded(1);
         let body = move || {
             // The shortest naps are shorter than the 50 µs by which the kernel may stretch them.
             if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
@@ -141,7 +141,7 @@ impl WaitingThread {
             match pinned.and_then(|()| Seat::build(context, seed, shared)) {
                 Ok((seat, registration)) => {
                     let _ = built_sender.send(Ok(()));
-                    match gone.recv() {
+                    match started.recv() {
                         Ok(()) => at_helm::run(&helm, seat, &options),
                         Err(_) => drop(seat),
                     }
@@ -157,7 +157,7 @@ impl WaitingThread {
         let builder = std::thread::Builder::new().name(format!("uwarp-{context}-{index}"));
         let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body))
             .map_err(Error::system("the engine's thread cannot be started"))?;
-        let waiting = Self { go: Some(go), thread: Some(thread) };
+        let waiting = Self { start: Some(start), thread: Some(thread) };
         match built.recv() {
             Ok(Ok(())) => Ok(waiting),
             Ok(Err(error)) => Err(error),
@@ -169,8 +169,8 @@ impl WaitingThread {
 
     /// Lets the engine run.
     fn go(mut self) -> JoinHandle<()> {
-        if let Some(go) = self.go.take() {
-            let _ = go.send(());
+        if let Some(start) = self.start.take() {
+            let _ = start.send(());
         }
         match self.thread.take() {
             Some(thread) => thread,
@@ -181,7 +181,7 @@ impl WaitingThread {
 
 impl Drop for WaitingThread {
     fn drop(&mut self) {
-        self.go.take();
+        self.start.take();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

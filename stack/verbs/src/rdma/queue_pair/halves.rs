@@ -159,11 +159,11 @@ impl SendHalf {
         Ok(())
     }
 
-    /// Lets what was posted leave now, if the calling thread polls all the time and thereby turns the engine
-    /// (`engine.poll-turns`): what follows a poll first may be an answer that the peer waits for. Without this call,
-    /// and if it is called again before the next poll, that poll lets everything leave together.
+    /// Turns the engine once, if the calling thread owns it because it polls all the time (`engine.poll-turns`). What
+    /// follows a poll first may be an answer that the peer waits for. Without this call, and if it is called again
+    /// before the next poll, that poll lets everything leave together.
     #[inline]
-    pub fn answer_at_once(&mut self) {
+    pub fn turn_after_post(&mut self) {
         if let Some(helm) = self.bell.as_ref().and_then(|bell| bell.helm.as_ref()).filter(|_| self.threaded) {
             turn_for_answer(helm);
         }

@@ -181,7 +181,7 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
         here.queue.poll_one();
         for id in [id, id + 1, id + 2] {
             here.queue_pair.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
-            here.queue_pair.answer_at_once();
+            here.queue_pair.turn_after_post();
         }
         let mut received = |polls| -> Vec<u64> {
             (0..polls).filter_map(|_| there.queue.poll_one()).map(|completion| completion.id).collect()
@@ -198,7 +198,7 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
         // The next one does not turn it, and the first post behind that leaves at once, too.
         assert!(here.queue.poll_one().is_none());
         here.queue_pair.post_send(&[SendRequest::send(id + 4, &[])]).unwrap();
-        here.queue_pair.answer_at_once();
+        here.queue_pair.turn_after_post();
         assert_eq!(received(10), [id + 4]);
     }
 }
