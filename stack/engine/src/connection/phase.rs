@@ -10,7 +10,8 @@ use crate::api::command::{ConnectParameters, ConnectionRequest, EventSink, Liste
 use crate::api::counters::Counters;
 use crate::rdma::running::{Limit, Running};
 
-/// The phase of a connection's life. [`TRANSITIONS`] has what may follow what; ARCHITECTURE.md draws it.
+/// The phase of a connection's life. [`TRANSITIONS`] has what may follow what. The picture is in
+/// docs/internals/connection.md.
 #[derive(Debug)]
 pub(crate) enum Phase {
     /// We opened it; TCP handshake and MPA Reply are to come.
