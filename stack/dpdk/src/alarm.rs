@@ -4,11 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dpdk_sys as sys;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{ReadWriteFlags, preadv2};
+
+use crate::lock::lock;
 
 /// How a device announces packets to a thread that sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +65,6 @@ pub(crate) struct Alarm {
     changes: OwnedFd,
     /// Set before each write to `changes`, so that a thread which wakes need not read that.
     changed: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads an eventfd that may be the peer's. It never waits, even if the peer has made the descriptor one that blocks.

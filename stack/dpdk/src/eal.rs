@@ -6,11 +6,12 @@ use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dpdk_sys::{self as sys, fast};
 use serde::{Deserialize, Serialize};
 
+use crate::lock::lock;
 use crate::log::{error_text, last_error};
 pub use crate::pool::UnusedPool;
 use crate::{Error, gate, locked, log, maintenance, pool, signal};
@@ -115,7 +116,7 @@ impl Eal {
     /// # Errors
     /// [`Error::AlreadyInitialised`] if it runs with other settings; otherwise the reason why DPDK cannot start.
     pub fn init(config: &EalConfig) -> Result<Eal, Error> {
-        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut started = lock(&STARTED);
         match &*started {
             Some(Ok(eal)) if eal.running.config == *config => return Ok(eal.clone()),
             Some(Ok(eal)) => return Err(Error::AlreadyInitialised { running: eal.running.arguments.clone() }),
@@ -131,7 +132,7 @@ impl Eal {
 
     /// The handle, if DPDK runs in this process.
     pub fn get() -> Option<Eal> {
-        STARTED.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.as_ref().ok().cloned()
+        lock(&STARTED).as_ref()?.as_ref().ok().cloned()
     }
 
     /// The settings that DPDK runs with.

@@ -16,12 +16,13 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, Ordering, compiler_fence, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
 use crate::alarm::Alarm;
+use crate::lock::lock;
 
 /// One per gated queue, alone in its cache lines because every burst writes it.
 #[derive(Debug)]
@@ -103,10 +104,6 @@ pub(crate) fn await_maintenance_request(limit: Duration) {
     let idle = |requested: &mut bool| !*requested;
     let waited = MAINTENANCE_REQUESTED.wait_timeout_while(lock(&MAINTENANCE), limit, idle);
     *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl BurstFlag {

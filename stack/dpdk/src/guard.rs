@@ -12,12 +12,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, OnceLock, mpsc};
 use std::time::Duration;
 use std::{fs, io, ptr, thread};
 
 use dpdk_sys as sys;
 
+use crate::lock::lock;
 use crate::signal::with_signals_blocked;
 
 /// The most descriptors of a message (SCM_MAX_FD of Linux).
@@ -38,7 +39,7 @@ static GUARD: sys::uwarp_guard =
     sys::uwarp_guard { is_guarded: Some(is_guarded), accept: Some(accept), receive: Some(receive) };
 
 fn connections() -> MutexGuard<'static, Vec<(c_int, PathBuf)>> {
-    CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CONNECTIONS)
 }
 
 /// Guards all vhost sockets that are made in `directory` from now on. Each takes one connection at a time.

@@ -19,6 +19,7 @@ pub mod eal;
 mod error;
 mod gate;
 pub mod guard;
+mod lock;
 mod locked;
 mod log;
 mod maintenance;

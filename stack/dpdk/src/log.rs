@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use crate::lock::lock;
 use dpdk_sys as sys;
 
 /// DPDK's levels: 1 emergency, 2 alert, 3 critical, 4 error, 5 warning, 6 notice, 7 information, 8 debug.
@@ -41,7 +42,7 @@ unsafe extern "C" fn hook(level: u32, text: *const c_char, length: usize) {
 fn pass_on(level: u32, text: &str) {
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         if level <= WARNING {
-            let mut complaints = COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut complaints = lock(&COMPLAINTS);
             complaints.count += 1;
             if complaints.last.len() == KEPT {
                 complaints.last.pop_front();
@@ -63,12 +64,12 @@ pub(crate) struct Mark(u64);
 
 impl Mark {
     pub(crate) fn now() -> Mark {
-        Mark(COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner).count)
+        Mark(lock(&COMPLAINTS).count)
     }
 
     /// The complaints since then, joined, or `otherwise`.
     pub(crate) fn reason(&self, otherwise: &str) -> String {
-        let complaints = COMPLAINTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let complaints = lock(&COMPLAINTS);
         let new = usize::try_from(complaints.count - self.0).unwrap_or(KEPT).min(complaints.last.len());
         if new == 0 {
             return otherwise.to_owned();

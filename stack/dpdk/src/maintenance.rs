@@ -1,12 +1,13 @@
 //! Maintenance of open ports, on the thread that started EAL: connecting ends reconnect.
 
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use dpdk_sys as sys;
 
 use crate::gate::{self, BurstFlag};
+use crate::lock::lock;
 use crate::port::description::link;
 
 /// How often ports are looked after while the link of one is down.
@@ -72,13 +73,13 @@ impl Reconnector {
         let next_attempt = Instant::now() + FIRST_PAUSE;
         let state = State { closed: false, plugged: true, next_attempt, pause: FIRST_PAUSE };
         let reconnector = Arc::new(Reconnector { cure, flags, port: AtomicU16::new(port), state: Mutex::new(state) });
-        PORTS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&reconnector));
+        lock(&PORTS).push(Arc::clone(&reconnector));
         gate::request_maintenance();
         reconnector
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// When this returns, the port is no longer touched. Returns its number, if there is a device.
@@ -88,7 +89,7 @@ impl Reconnector {
             state.closed = true;
             state.plugged
         };
-        PORTS.lock().unwrap_or_else(PoisonError::into_inner).retain(|port| !std::ptr::eq(Arc::as_ptr(port), self));
+        lock(&PORTS).retain(|port| !std::ptr::eq(Arc::as_ptr(port), self));
         plugged.then(|| self.port.load(Ordering::Relaxed))
     }
 
@@ -184,7 +185,7 @@ impl Reconnector {
 /// Never returns; the thread ends with the process.
 pub(crate) fn run() -> ! {
     loop {
-        let ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let ports = lock(&PORTS).clone();
         // Each of them, whatever the others' state.
         let are_up = ports.iter().filter(|port| port.maintain()).count() == ports.len();
         match (ports.is_empty(), are_up) {

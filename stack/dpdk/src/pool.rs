@@ -6,11 +6,12 @@
 
 use std::ffi::CString;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use dpdk_sys::{self as sys, rte_mempool};
 
+use crate::lock::lock;
 use crate::{Error, HEADROOM};
 
 /// A pool is freed no sooner than this after it was first seen full and unused: the thread that returned the last
@@ -42,7 +43,7 @@ unsafe impl Send for Entry {}
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 fn pools() -> MutexGuard<'static, Vec<Entry>> {
-    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&POOLS)
 }
 
 /// A pool in use. Dropping it leaves it to the next user.

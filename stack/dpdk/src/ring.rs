@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use dpdk_sys::{self as sys, rte_ring};
 
 use crate::Error;
+use crate::lock::lock;
 use crate::log::{error_text, last_error};
 
 /// Slots of a ring; one always stays empty.
@@ -68,7 +69,7 @@ fn rings(pair: &str, way: &str, count: u16, numa_node: i32) -> Result<Vec<NonNul
 
 /// Creates a port over rings; `device` is its name without the driver's. Returns its number.
 pub(crate) fn open(name: &str, device: &str, loopback: bool, queues: u16, numa_node: i32) -> Result<(u16, End), Error> {
-    let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pairs = lock(&PAIRS);
     let pairs = pairs.get_or_insert_default();
     if !pairs.contains_key(name) {
         let mut pair = Pair { forth: rings(name, "a", queues, numa_node)?, back: Vec::new(), open: [false; 2] };
@@ -128,7 +129,7 @@ pub(crate) fn open(name: &str, device: &str, loopback: bool, queues: u16, numa_n
 
 impl Drop for End {
     fn drop(&mut self) {
-        let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pairs = lock(&PAIRS);
         let Some(pairs) = pairs.as_mut() else { return };
         if let Some(pair) = pairs.get_mut(&self.name) {
             pair.open[self.side] = false;

@@ -1,10 +1,11 @@
 //! Keeps devices from interfering with the application: no device interrupts its system calls by signals, and programs
 //! that it starts inherit neither tap descriptors nor DPDK's memory.
 
+use crate::lock::lock;
 use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::{fs, io, ptr, thread};
 
 /// Every signal but those of a thread's own faults: if those are blocked, the kernel ends the process without a
@@ -156,7 +157,7 @@ const F_GETSIG: c_int = 11;
 /// which never ends.
 fn taker(signal: c_int) -> io::Result<libc::pid_t> {
     static TAKER: Mutex<Option<libc::pid_t>> = Mutex::new(None);
-    let mut taker = TAKER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut taker = lock(&TAKER);
     if let Some(thread) = *taker {
         return Ok(thread);
     }

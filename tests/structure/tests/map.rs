@@ -39,7 +39,10 @@ fn the_map_names_every_file_of_the_engines_rooms() {
             }
         }
     }
-    assert!(missing.is_empty(), "add to the table of rooms in docs/internals/rooms.md what these files hold: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "add to the table of rooms in docs/internals/rooms.md what these files hold: {missing:?}"
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@ use dpdk_sys as sys;
 use super::description::PortOptions;
 use crate::alarm::Watch;
 use crate::gate;
+use crate::lock::lock;
 use crate::locked;
 use crate::log::{Mark, error_text, last_error};
 use crate::plan::Plan;
@@ -30,7 +31,7 @@ pub(crate) struct Device {
 static BUS: Mutex<()> = Mutex::new(());
 
 pub(super) fn on_bus<T>(work: impl FnOnce() -> T) -> T {
-    let _bus = BUS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _bus = lock(&BUS);
     work()
 }
 

@@ -68,15 +68,15 @@ impl Rdma {
         while !rest.is_empty() {
             match deframe(rest, crc) {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
-                    counters.fpdus_received += 1;
                     let queue_pair = queue_pair.as_deref_mut();
                     if !self.on_ulpdu(turn, counters, now, connection, queue_pair, &rest[ulpdu]) {
                         connection.withhold(rest.len() - fpdu_len + 1);
-                        self.on_interruption(counters, connection, rest);
                         if connection.awaits_receive() {
+                            self.start_gather(counters, connection, rest, Some(rest.len()));
                             break;
                         }
                     }
+                    counters.fpdus_received += 1;
                     if connection.gone {
                         break;
                     }
@@ -127,19 +127,16 @@ impl Rdma {
         {
             match deframe_marked(&gather[at..], running.receive_position, crc_of(running), &mut ulpdu) {
                 Marked::Fpdu { len } => {
-                    at += len;
-                    running.receive_position += len as u64;
-                    counters.fpdus_received += 1;
                     if !self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &ulpdu) {
-                        connection.withhold(gather.len() - at + 1);
-                    }
-                    if connection.awaits_receive() {
-                        counters.fpdus_received -= 1;
-                        at -= len;
-                        if let Phase::Running(running) = &mut connection.phase {
-                            running.receive_position -= len as u64;
+                        connection.withhold(gather.len() - at - len + 1);
+                        if connection.awaits_receive() {
+                            break;
                         }
-                        break;
+                    }
+                    at += len;
+                    counters.fpdus_received += 1;
+                    if let Phase::Running(running) = &mut connection.phase {
+                        running.receive_position += len as u64;
                     }
                 }
                 Marked::Incomplete { .. } => break,
@@ -198,20 +195,18 @@ impl Rdma {
         loop {
             match deframe(&gather, crc) {
                 Framed::Fpdu { ulpdu, .. } => {
-                    counters.fpdus_received += 1;
-                    counters.fpdus_gathered += 1;
                     connection.gather_number = 0;
                     if !self.on_ulpdu(turn, counters, now, connection, queue_pair, &gather[ulpdu]) {
                         connection.withhold(rest.len() + 1);
+                        if connection.awaits_receive() {
+                            counters.octets_gathered += rest.len() as u64;
+                            gather.extend_from_slice(rest);
+                            self.gathers.put_aside(connection, gather);
+                            return &[];
+                        }
                     }
-                    if connection.awaits_receive() {
-                        counters.fpdus_received -= 1;
-                        counters.fpdus_gathered -= 1;
-                        counters.octets_gathered += rest.len() as u64;
-                        gather.extend_from_slice(rest);
-                        self.gathers.put_aside(connection, gather);
-                        return &[];
-                    }
+                    counters.fpdus_received += 1;
+                    counters.fpdus_gathered += 1;
                     break;
                 }
                 Framed::BadCrc { .. } => {

@@ -76,16 +76,6 @@ impl Rdma {
         Ok(())
     }
 
-    /// The FPDU at the start of `rest` may wait for a receive.
-    #[cold]
-    pub(super) fn on_interruption(&mut self, counters: &mut Counters, connection: &mut Connection, rest: &[u8]) {
-        if connection.awaits_receive() {
-            // It counts when it is delivered.
-            counters.fpdus_received -= 1;
-            self.start_gather(counters, connection, rest, Some(rest.len()));
-        }
-    }
-
     /// When to look for a receive again; `None` if it is time to go on: there is one now, the message has waited too
     /// long, or nothing waits any more because the stream has ended.
     pub(crate) fn next_look(&mut self, now: Instant, connection: &mut Connection) -> Option<Instant> {
@@ -136,9 +126,9 @@ impl Rdma {
                     let contents = &gather[at..][ulpdu];
                     if !self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), contents) {
                         connection.withhold(gather.len() - at - fpdu_len + 1);
-                    }
-                    if connection.awaits_receive() {
-                        break;
+                        if connection.awaits_receive() {
+                            break;
+                        }
                     }
                     counters.fpdus_received += 1;
                     at += fpdu_len;

@@ -7,6 +7,7 @@
 
 use crate::error::Error;
 use crate::runtime::core::Core;
+use crate::runtime::lock::lock;
 use crate::stats::StatsSnapshot;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -18,7 +19,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uwarp_ring::Notifier;
@@ -128,7 +129,7 @@ impl Monitor {
 impl Monitor {
     /// Removes the socket and ends the thread. May be called again.
     pub(crate) fn stop(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let _ = fs::remove_file(&self.path);
             self.stop.fire();

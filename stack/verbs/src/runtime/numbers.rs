@@ -2,9 +2,10 @@
 //! possible.
 
 use crate::config::Limits;
+use crate::runtime::lock::lock;
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// The numbers of a context's objects.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl Numbers {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// A free number: never-used ones first, then the one freed longest ago, so a late completion does not name a new

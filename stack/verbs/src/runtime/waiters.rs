@@ -1,7 +1,8 @@
 //! Who waits for an engine.
 
+use crate::runtime::lock::lock;
 use crossbeam::channel::{Receiver, Sender, bounded};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use uwarp_ring::Notifier;
 
 /// Who is woken when an engine stops, so that nobody waits for the dead.
@@ -22,7 +23,7 @@ impl Default for Waiters {
 
 impl Waiters {
     fn notifiers(&self) -> MutexGuard<'_, Vec<Weak<Notifier>>> {
-        self.notifiers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.notifiers)
     }
 
     pub(crate) fn add(&self, notifier: &Arc<Notifier>) {
@@ -39,7 +40,7 @@ impl Waiters {
     }
 
     pub(crate) fn wake(&self) {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.running).take();
         for waiter in self.notifiers().iter().filter_map(Weak::upgrade) {
             waiter.fire_if_armed();
         }
