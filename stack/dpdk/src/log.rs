@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};
 use std::sync::Mutex;
 
-use crate::lock::lock;
 use dpdk_sys as sys;
+
+use crate::lock::lock;
 
 /// DPDK's levels: 1 emergency, 2 alert, 3 critical, 4 error, 5 warning, 6 notice, 7 information, 8 debug.
 const CRITICAL: u32 = 3;

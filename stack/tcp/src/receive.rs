@@ -272,8 +272,8 @@ impl Receiver {
         self.acks.in_order(now, len);
     }
 
-    /// A payload that begins with octets that the owner has up to `reached`, and that are not acknowledged. They are not
-    /// reported as duplicates either, which would tell the peer that they have arrived.
+    /// A payload that begins with octets that the owner has up to `reached`, and that are not acknowledged. They are
+    /// not reported as duplicates either, which would tell the peer that they have arrived.
     #[cold]
     fn accept_again(
         &mut self,

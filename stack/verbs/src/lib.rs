@@ -15,8 +15,9 @@
 //! A Send or Write completes when its memory may be reused; the peer may not have it yet (RFC 5040 §5.5). With
 //! [`QueuePairOptions::complete_when_acknowledged`] it completes when the peer's TCP has acknowledged it; if both ends
 //! have that option, when it is in the peer's memory. A Read completes when its data is there. Dropping a queue pair or
-//! a context loses nothing that has completed: closing waits, up to [`Config::linger`](config::Config#structfield.linger),
-//! until the peer has delivered all and closed. What could not be delivered is an [`AsyncEvent`].
+//! a context loses nothing that has completed: closing waits, up to
+//! [`Config::linger`](config::Config#structfield.linger), until the peer has delivered all and closed. What could not
+//! be delivered is an [`AsyncEvent`].
 //!
 //! # Send and receive
 //! ```

@@ -1,8 +1,9 @@
 //! The conformance matrix: what the documents require, row by row, and which tests show it.
 //!
 //! The rows are data (`tests/data/conformance/rows.tsv`). `matrix.toml` beside them has, for each row, the tests that
-//! show it, an argument why no test is needed, or the part of the documents that is not built. Any other row is open. [`Matrix::report`] says which rows hold
-//! after a run of the tests: a row is shown only if each of its tests ran and passed.
+//! show it, an argument why no test is needed, or the part of the documents that is not built. Any other row is open.
+//! [`Matrix::report`] says which rows hold after a run of the tests: a row is shown only if each of its tests ran and
+//! passed.
 
 #![forbid(unsafe_code)]
 

@@ -2,8 +2,8 @@
 //!
 //! The two ends of a memif device share memory and trust each other with it (`SECURITY.md`), so this client's rings lie
 //! in its regions, its descriptors in its rings, and it says nothing that only a server may say. It passes descriptors
-//! with messages that the server takes, as the driver closes no others. All else is the input's choice: the order of the
-//! messages, their fields, and where the connection ends. Afterwards the server has to take a usual client.
+//! with messages that the server takes, as the driver closes no others. All else is the input's choice: the order of
+//! the messages, their fields, and where the connection ends. Afterwards the server has to take a usual client.
 
 use std::cell::RefCell;
 use std::fs;
@@ -87,8 +87,8 @@ impl Server {
         }
     }
 
-    /// Closes the regions of clients that left before they were connected, whose descriptors the driver keeps. It may be
-    /// about to close those of the last clients itself.
+    /// Closes the regions of clients that left before they were connected, whose descriptors the driver keeps. It may
+    /// be about to close those of the last clients itself.
     fn close_kept_regions(&mut self) {
         let mut regions = Vec::new();
         for entry in fs::read_dir("/proc/self/fd").expect("there is a /proc").flatten() {

@@ -283,8 +283,8 @@ pub struct QueuePairSetup {
     pub signal_all: bool,
     /// What the peer may do: of `REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`, what a region has to allow besides.
     pub access: Access,
-    /// Every Send and Write completes only when acknowledged by the peer's TCP. In return an acknowledgment of ours says
-    /// that octets are placed: that of an FPDU that waits for a receive, or is refused, is withheld.
+    /// Every Send and Write completes only when acknowledged by the peer's TCP. In return an acknowledgment of ours
+    /// says that octets are placed: that of an FPDU that waits for a receive, or is refused, is withheld.
     pub complete_on_ack: bool,
     /// Set when its stream is in full operation, before anything says so or completes.
     pub established: Arc<AtomicBool>,

@@ -409,14 +409,7 @@ impl Connection {
     }
 
     /// Octets arrive that nobody reads.
-    pub(crate) fn discard_octets<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
-        octets: usize,
-    ) {
-        self.withhold(octets);
+    pub(crate) fn discard_octets<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
         if let Phase::Closing(closing) = &mut self.phase {
             closing.reader.missed();
         }

@@ -351,10 +351,8 @@ impl Rdma {
         let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
         match outcome {
             Outcome::Established(parameters) => {
-                let limit = match delay.is_zero() {
-                    true => Limit::silence(now, iwarp.nudge_after, 0),
-                    false => Limit::Pause(now + delay),
-                };
+                let silence = Limit::silence(now, iwarp.nudge_after, 0);
+                let limit = if delay.is_zero() { silence } else { Limit::Pause(now + delay) };
                 connection.leave_stream(settings);
                 let Some(queue_pair) = self.queue_pair(number) else {
                     return counters.cannot_be("the queue pair of a connection is gone");

@@ -2,7 +2,7 @@
 
 use uwarp_iwarp::Message;
 use uwarp_iwarp::stream::InboundAtomic;
-use uwarp_memory::{Access, AtomicError, BindPiece, CompareSwap, Turn};
+use uwarp_memory::{Access, AccessError, AtomicError, BindPiece, CompareSwap, Turn};
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, CommitRequest, ReadRequest};
 
@@ -32,6 +32,18 @@ pub(crate) fn execute_peer_atomic(
             };
             turn.compare_swap(association, stag, offset, &operands)
         }
+    }
+}
+
+/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet
+/// order.
+pub(crate) fn deliver_original(turn: &Turn<'_>, queue_pair: &mut QueuePair, original: u64) -> Result<(), AccessError> {
+    match queue_pair.send.take_sink() {
+        Some(sink) => {
+            let octets = original.to_ne_bytes();
+            turn.place(queue_pair.association, sink.stag, sink.offset, &octets, Access::LOCAL_WRITE)
+        }
+        None => Ok(()),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::api::work::{CompletionFlags, Sge, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::rdma::Rdma;
+use crate::rdma::operations::deliver_original;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::ScatterError;
 use crate::rdma::running::Running;
@@ -450,18 +451,6 @@ fn scatter(turn: &Turn<'_>, queue_pair: &mut QueuePair, message_offset: u32, pay
         // Our own mistake, which the peer cannot know about.
         ScatterError::Entry(_) => Failure { receive: Some(Status::LocalProtection), ..Fault::LocalCatastrophic.into() },
     })
-}
-
-/// Delivers what stood in the peer's memory before an atomic to where its poster wants it, in the machine's octet
-/// order.
-fn deliver_original(turn: &Turn<'_>, queue_pair: &mut QueuePair, original: u64) -> Result<(), AccessError> {
-    match queue_pair.send.take_sink() {
-        Some(sink) => {
-            let octets = original.to_ne_bytes();
-            turn.place(queue_pair.association, sink.stag, sink.offset, &octets, Access::LOCAL_WRITE)
-        }
-        None => Ok(()),
-    }
 }
 
 /// What access was refused to a tagged segment (RFC 5041 §7.1).

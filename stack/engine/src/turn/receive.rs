@@ -367,7 +367,8 @@ impl<P: Port> Core<P> {
                     return streams.on_octets(link, counters, *now, index, connection, rest);
                 }
                 Phase::Closing(_) | Phase::Incoming(_) => {
-                    return connection.discard_octets(&mut self.link, &mut self.counters, self.now, rest.len());
+                    connection.withhold(rest.len());
+                    return connection.discard_octets(&mut self.link, &mut self.counters, self.now);
                 }
                 Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => {
                     let used = self.on_startup_octets(index, connection, rest);

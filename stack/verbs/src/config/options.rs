@@ -68,11 +68,11 @@ pub struct EngineOptions {
     /// as long. A nap lasts an eighth of the time since the last frame, up to this.
     #[serde(with = "units::duration")]
     pub nap: Duration,
-    /// Whether polling an empty completion queue, and the first `turn_after_post` behind that, turn a threaded engine. A
-    /// poll right behind a completion does so only if work waits.
-    /// Its thread stands back while the application polls, and looks again at least once a millisecond. The lowest
-    /// latency for programs that poll and have no core to spare for a thread. Without a choice it is on for programs
-    /// of libibverbs, and off for others, whose engine threads have cores of their own.
+    /// Whether polling an empty completion queue, and the first `turn_after_post` behind that, turn a threaded engine.
+    /// A poll right behind a completion does so only if work waits. Its thread stands back while the application polls,
+    /// and looks again at least once a millisecond. The lowest latency for programs that poll and have no core to spare
+    /// for a thread. Without a choice it is on for programs of libibverbs, and off for others, whose engine threads
+    /// have cores of their own.
     pub poll_turns: Option<bool>,
 }
 

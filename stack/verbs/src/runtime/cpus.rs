@@ -12,8 +12,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Where the kernel lists the CPUs that are in use.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// Checks that the machine has these CPUs. The caller's own affinity says nothing about other threads: an application that is
-/// pinned may have its engines elsewhere.
+/// Checks that the machine has these CPUs. The caller's own affinity says nothing about other threads: an application
+/// that is pinned may have its engines elsewhere.
 ///
 /// # Errors
 /// [`Error::Argument`] with the first that it does not have.
