@@ -19,7 +19,7 @@ use uwarp_wire::rdmap::{
 
 use crate::fault::Fault;
 use crate::opcode::{Buffer, COMMIT_REGION_LIMIT, LARGEST_REQUEST};
-use crate::stream::{CommitHead, InboundAtomic, InboundCommit, InboundRead, OpenSend, OpenTagged, ReadToken, Stream};
+use crate::stream::{CommitHead, InboundAtomic, InboundCommit, InboundRead, OpenSend, OpenTagged, Stream};
 use crate::terminate::ReceivedTerminate;
 
 /// The end of a Send, for the completion of its receive.
@@ -49,8 +49,6 @@ pub enum Delivery<'a> {
     },
     /// Part of the response to our oldest read, already checked against it.
     ReadResponse {
-        /// The number that the read was given.
-        token: ReadToken,
         /// STag of the sink, as asked.
         sink_stag: Stag,
         /// Destination of the first octet of this part.
@@ -89,8 +87,6 @@ pub enum Delivery<'a> {
     AtomicRequest(InboundAtomic),
     /// The response to our oldest request, an atomic.
     AtomicResponse {
-        /// The number that the atomic was given.
-        token: ReadToken,
         /// The previous value in the peer's memory.
         original_value: u64,
     },
@@ -102,8 +98,6 @@ pub enum Delivery<'a> {
     CommitPart,
     /// The response to our oldest request, a commit.
     CommitResponse {
-        /// The number that the commit was given.
-        token: ReadToken,
         /// How it ended: 0 is success.
         status: u32,
     },
@@ -275,14 +269,12 @@ impl Stream {
                 if let OpenTagged::Write(_) = self.open.tagged {
                     return Err(Fault::Interleaved);
                 }
-                let (token, completes) = self.outstanding.receive(stag, offset, payload.len() as u32, last)?;
+                let (is_indication, completes) = self.outstanding.receive(stag, offset, payload.len() as u32, last)?;
                 self.open.tagged = if last { OpenTagged::None } else { OpenTagged::ReadResponse };
-                match token {
-                    Some(token) => {
-                        Ok(Delivery::ReadResponse { token, sink_stag: stag, sink_offset: offset, payload, completes })
-                    }
-                    None => Ok(Delivery::ReadyToReceive),
+                if is_indication {
+                    return Ok(Delivery::ReadyToReceive);
                 }
+                Ok(Delivery::ReadResponse { sink_stag: stag, sink_offset: offset, payload, completes })
             }
             _ => Err(Fault::UnexpectedOpcode),
         }
@@ -510,9 +502,9 @@ impl Stream {
             return Err(Fault::NotOneSegment);
         }
         let response = AtomicResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
-        let token = self.outstanding.receive_atomic(response.request_identifier)?;
+        self.outstanding.receive_atomic(response.request_identifier)?;
         self.expected.response = self.expected.response.next();
-        Ok(Delivery::AtomicResponse { token, original_value: response.original_value })
+        Ok(Delivery::AtomicResponse { original_value: response.original_value })
     }
 
     fn receive_commit_response<'a>(
@@ -524,9 +516,9 @@ impl Stream {
             return Err(Fault::NotOneSegment);
         }
         let response = CommitResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
-        let token = self.outstanding.receive_commit(response.request_identifier)?;
+        self.outstanding.receive_commit(response.request_identifier)?;
         self.expected.response = self.expected.response.next();
-        Ok(Delivery::CommitResponse { token, status: response.status })
+        Ok(Delivery::CommitResponse { status: response.status })
     }
 
     fn receive_terminate<'a>(

@@ -26,9 +26,7 @@ pub(crate) mod tests;
 
 use numbers::{Numbers, take};
 pub(crate) use open::{OpenMessages, OpenSend, OpenTagged};
-pub use reads::{
-    CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, ReadToken, Response,
-};
+pub use reads::{CommitHead, CommitTicket, FinishedCommit, InboundAtomic, InboundCommit, InboundRead, Response};
 use reads::{InboundReads, OutstandingReads};
 
 /// A stream in full operation.
@@ -160,7 +158,7 @@ impl Stream {
                     source_stag: stag,
                     source_offset: offset,
                 };
-                self.begin_read(&request, None)
+                self.begin_read(&request, true)
             }
         }
     }
@@ -210,12 +208,12 @@ impl Stream {
 
     /// A Read Request, if an outbound read slot (ORD) is free; its response is expected from now on. `None`: wait until
     /// a read completes.
-    pub fn try_begin_read(&mut self, request: &ReadRequest, token: ReadToken) -> Option<Message> {
-        self.begin_read(request, Some(token))
+    pub fn try_begin_read(&mut self, request: &ReadRequest) -> Option<Message> {
+        self.begin_read(request, false)
     }
 
-    fn begin_read(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<Message> {
-        self.outstanding.push(request, token)?;
+    fn begin_read(&mut self, request: &ReadRequest, is_indication: bool) -> Option<Message> {
+        self.outstanding.push(request, is_indication)?;
         let number = take(&mut self.next.request);
         Some(Message::read_request(request, number))
     }
@@ -228,34 +226,34 @@ impl Stream {
 
     /// An Atomic Request, if an outbound slot (ORD, shared with reads) is free; its response is expected from now on.
     /// `None`: wait until a read or atomic completes. The request's identifier is set here.
-    pub fn try_begin_atomic(&mut self, request: &AtomicRequest, token: ReadToken) -> Option<Message> {
+    pub fn try_begin_atomic(&mut self, request: &AtomicRequest) -> Option<Message> {
         if self.outstanding.is_full() {
             return None;
         }
         let number = take(&mut self.next.request);
-        self.outstanding.push_atomic(number.0, token);
+        self.outstanding.push_atomic(number.0);
         Some(Message::atomic_request(&AtomicRequest { request_identifier: number.0, ..*request }, number))
     }
 
     /// A Commit Request of `regions` regions, if an outbound slot (ORD, shared with reads) is free; its response is
     /// expected from now on. `None`: wait until a request completes. Its payload is the returned identifier and the
     /// regions (draft-talpey-rdma-commit §3.2.1).
-    pub fn try_begin_commit(&mut self, regions: u32, token: ReadToken) -> Option<(Message, u32)> {
+    pub fn try_begin_commit(&mut self, regions: u32) -> Option<(Message, u32)> {
         if self.outstanding.is_full() {
             return None;
         }
         let number = take(&mut self.next.request);
-        self.outstanding.push_commit(number.0, token);
+        self.outstanding.push_commit(number.0);
         Some((Message::commit_request(regions, number), number.0))
     }
 
     /// As [`Stream::try_begin_commit`] for a single region, which fits into the message's header.
-    pub fn try_begin_commit_of(&mut self, region: &CommitRegion, token: ReadToken) -> Option<Message> {
+    pub fn try_begin_commit_of(&mut self, region: &CommitRegion) -> Option<Message> {
         if self.outstanding.is_full() {
             return None;
         }
         let number = take(&mut self.next.request);
-        self.outstanding.push_commit(number.0, token);
+        self.outstanding.push_commit(number.0);
         Some(Message::commit_of(region, number.0, number))
     }
 

@@ -95,10 +95,10 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
                 let identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
                 stream.set_next_request(identifier);
                 if header.control.opcode() == Ok(Opcode::CommitResponse) {
-                    stream.try_begin_commit(1, 42).unwrap();
+                    stream.try_begin_commit(1).unwrap();
                 } else {
                     let request = AtomicRequest::parse(&[0; 52]).unwrap();
-                    stream.try_begin_atomic(&request, 42).unwrap();
+                    stream.try_begin_atomic(&request).unwrap();
                 }
                 stream.expected.response = header.message_sequence_number;
             }
@@ -111,7 +111,7 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
                 length: (ulpdu.len() - 14) as u32,
                 ..ReadRequest::default()
             };
-            stream.try_begin_read(&request, 42).unwrap();
+            stream.try_begin_read(&request).unwrap();
         }
         _ => {}
     }
@@ -153,11 +153,11 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             is("payload", payload.len() as u64);
             (Message::write(stag, offset, payload.len() as u32 + u32::from(!last)), payload.to_vec())
         }
-        Delivery::ReadResponse { token, sink_stag, sink_offset, payload, completes } => {
+        Delivery::ReadResponse { sink_stag, sink_offset, payload, completes } => {
             is("opcode", 2);
             is("STag", u64::from(sink_stag.0));
             is("TO", sink_offset.0);
-            assert_eq!((token, completes), (42, true), "{name}");
+            assert!(completes, "{name}");
             (Message::read_response(sink_stag, sink_offset, payload.len() as u32), payload.to_vec())
         }
         Delivery::Send { first, message_offset, payload, completes } => {
@@ -207,9 +207,8 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             is("RemoteTO", request.offset.0);
             (Message::atomic_request(&request, MessageSequenceNumber(field("MSN").unwrap() as u32)), Vec::new())
         }
-        Delivery::AtomicResponse { token, original_value } => {
+        Delivery::AtomicResponse { original_value } => {
             is("opcode", 11);
-            assert_eq!(token, 42, "{name}");
             let identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
             is("OrigReqId", u64::from(identifier));
             is("OrigValue", original_value);
@@ -234,9 +233,8 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             assert_eq!(single(one, &[]), ulpdu, "{name}");
             (Message::commit_request(commit.regions.len() as u32, sequence_number), payload)
         }
-        Delivery::CommitResponse { token, status } => {
+        Delivery::CommitResponse { status } => {
             is("opcode", 13);
-            assert_eq!(token, 42, "{name}");
             let request_identifier = u32::from_be_bytes(*ulpdu[18..].first_chunk().unwrap());
             is("OrigReqId", u64::from(request_identifier));
             is("Status", u64::from(status));

@@ -171,7 +171,7 @@ fn decode(name: &str) -> Decoded {
                         assert!(streams[0].ready_to_receive_message().is_some());
                         assert_eq!(inbound.request.length, 0);
                     } else {
-                        let ours = streams[from].try_begin_read(&inbound.request, 1);
+                        let ours = streams[from].try_begin_read(&inbound.request);
                         let ours = ours.expect("within the limits").next_segment(1442).unwrap();
                         assert_eq!(ours.header(), ulpdu, "{name}");
                     }

@@ -123,7 +123,7 @@ fn expect_response(stream: &mut Stream, ulpdu: &[u8]) {
         length: if last { payload } else { payload + 1500 },
         ..ReadRequest::default()
     };
-    assert!(stream.try_begin_read(&request, 1).is_some());
+    assert!(stream.try_begin_read(&request).is_some());
 }
 
 fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &mut u64) {

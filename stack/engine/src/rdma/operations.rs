@@ -94,7 +94,7 @@ pub(crate) fn begin_read(
         source_stag: Stag(element.stag),
         source_offset: TaggedOffset(element.remote_offset),
     };
-    Ok(running.stream.try_begin_read(&request, 0))
+    Ok(running.stream.try_begin_read(&request))
 }
 
 /// The request of an atomic, if a slot is free. Reads use the same slots.
@@ -129,7 +129,7 @@ pub(crate) fn begin_atomic(
         compare_data: operands.compare,
         compare_mask: operands.compare_mask,
     };
-    let message = running.stream.try_begin_atomic(&request, 0);
+    let message = running.stream.try_begin_atomic(&request);
     if message.is_some() {
         queue_pair.send.expect_original(sink);
     }
@@ -148,5 +148,5 @@ pub(crate) fn begin_commit(
     if !running.stream.features().commit || running.stream.ord() == 0 || regions == 0 || !fits {
         return Err(Status::LocalOperation);
     }
-    Ok(running.stream.try_begin_commit(regions, 0))
+    Ok(running.stream.try_begin_commit(regions))
 }

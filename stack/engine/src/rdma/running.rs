@@ -84,7 +84,7 @@ impl Tail {
     pub(crate) fn message(self, stream: &mut Stream) -> Option<Message> {
         match self {
             Tail::Immediate { data, solicited } => Some(stream.immediate(ImmediateData(data), solicited)),
-            Tail::Commit(region) => stream.try_begin_commit_of(&region, 0),
+            Tail::Commit(region) => stream.try_begin_commit_of(&region),
         }
     }
 }

@@ -13,15 +13,12 @@ use crate::fault::Fault;
 use crate::terminate::FailedSegment;
 use crate::transmit::Message;
 
-/// A number that a caller gives to an outstanding read. Each response to the read returns it.
-pub type ReadToken = u64;
-
 /// One of our reads: the destination of its response.
 #[derive(Clone, Copy, Debug)]
 struct OutstandingRead {
     sink_offset: TaggedOffset,
-    /// `None` for a read that is only a ready-to-receive indication.
-    token: Option<ReadToken>,
+    /// It is only a ready-to-receive indication.
+    is_indication: bool,
     sink_stag: Stag,
     length: u32,
 }
@@ -30,8 +27,8 @@ struct OutstandingRead {
 #[derive(Clone, Copy, Debug)]
 enum Outstanding {
     Read(OutstandingRead),
-    Atomic { token: ReadToken, identifier: u32 },
-    Commit { token: ReadToken, identifier: u32 },
+    Atomic { identifier: u32 },
+    Commit { identifier: u32 },
 }
 
 /// Requests of ours, oldest first.
@@ -48,27 +45,27 @@ impl OutstandingReads {
         OutstandingReads { queue: VecDeque::new(), received: 0, limit }
     }
 
-    pub(super) fn push(&mut self, request: &ReadRequest, token: Option<ReadToken>) -> Option<()> {
+    pub(super) fn push(&mut self, request: &ReadRequest, is_indication: bool) -> Option<()> {
         // A ready-to-receive indication is sent even if the consumer wants no outbound reads: the Responder has raised
         // its limit for it (RFC 6581 §9.1).
-        if token.is_some() && self.is_full() {
+        if !is_indication && self.is_full() {
             return None;
         }
         self.queue.push_back(Outstanding::Read(OutstandingRead {
             sink_offset: request.sink_offset,
-            token,
+            is_indication,
             sink_stag: request.sink_stag,
             length: request.length,
         }));
         Some(())
     }
 
-    pub(super) fn push_atomic(&mut self, identifier: u32, token: ReadToken) {
-        self.queue.push_back(Outstanding::Atomic { token, identifier });
+    pub(super) fn push_atomic(&mut self, identifier: u32) {
+        self.queue.push_back(Outstanding::Atomic { identifier });
     }
 
-    pub(super) fn push_commit(&mut self, identifier: u32, token: ReadToken) {
-        self.queue.push_back(Outstanding::Commit { token, identifier });
+    pub(super) fn push_commit(&mut self, identifier: u32) {
+        self.queue.push_back(Outstanding::Commit { identifier });
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -88,8 +85,8 @@ impl OutstandingReads {
         self.limit
     }
 
-    /// Checks a segment of a Read Response against the oldest read and accounts for it. Returns the read's token and
-    /// whether the read is complete.
+    /// Checks a segment of a Read Response against the oldest read and accounts for it. Returns whether the
+    /// read is only a ready-to-receive indication, and whether it is complete.
     ///
     /// The documents leave this check to the receiver. It is always made: otherwise a response could write into the
     /// sink of another read. A segment without payload is not placed, so its STag and offset are ignored.
@@ -100,11 +97,11 @@ impl OutstandingReads {
         offset: TaggedOffset,
         len: u32,
         last: bool,
-    ) -> Result<(Option<ReadToken>, bool), Fault> {
+    ) -> Result<(bool, bool), Fault> {
         let Some(Outstanding::Read(read)) = self.queue.front() else {
             return Err(Fault::ResponseUnexpected);
         };
-        let token = read.token;
+        let is_indication = read.is_indication;
         if len != 0 {
             if stag != read.sink_stag {
                 return Err(Fault::ResponseStag);
@@ -123,7 +120,7 @@ impl OutstandingReads {
         } else {
             self.received += len;
         }
-        Ok((token, last))
+        Ok((is_indication, last))
     }
 
     /// Whether a segment is the whole response to the oldest request, which is a read of the consumer's.
@@ -131,7 +128,7 @@ impl OutstandingReads {
     pub(crate) fn is_answered_by(&self, stag: Stag, offset: TaggedOffset, len: usize) -> bool {
         let Some(Outstanding::Read(read)) = self.queue.front() else { return false };
         let is_whole = self.received == 0 && len == read.length as usize && len > 0;
-        is_whole && stag == read.sink_stag && offset == read.sink_offset && read.token.is_some()
+        is_whole && stag == read.sink_stag && offset == read.sink_offset && !read.is_indication
     }
 
     /// The whole response to the oldest request arrived.
@@ -145,33 +142,30 @@ impl OutstandingReads {
         self.queue.iter().any(|request| !matches!(request, Outstanding::Read(_)))
     }
 
-    /// Accepts the Commit Response to the oldest request and returns its token; as
-    /// [`OutstandingReads::receive_atomic`].
-    pub(crate) fn receive_commit(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
+    /// Accepts the Commit Response to the oldest request, as [`OutstandingReads::receive_atomic`].
+    pub(crate) fn receive_commit(&mut self, identifier: u32) -> Result<(), Fault> {
         match self.queue.front() {
-            Some(Outstanding::Commit { token, identifier: asked }) => {
+            Some(Outstanding::Commit { identifier: asked }) => {
                 if *asked != identifier {
                     return Err(Fault::ResponseIdentifier);
                 }
-                let token = *token;
                 self.queue.pop_front();
-                Ok(token)
+                Ok(())
             }
             _ => Err(Fault::ResponseUnexpected),
         }
     }
 
-    /// Accepts the Atomic Response to the oldest request and returns its token. Responses are matched by their order;
-    /// the identifier is a cross-check.
-    pub(crate) fn receive_atomic(&mut self, identifier: u32) -> Result<ReadToken, Fault> {
+    /// Accepts the Atomic Response to the oldest request. Responses are matched by their order; the identifier is a
+    /// cross-check.
+    pub(crate) fn receive_atomic(&mut self, identifier: u32) -> Result<(), Fault> {
         match self.queue.front() {
-            Some(Outstanding::Atomic { token, identifier: asked }) => {
+            Some(Outstanding::Atomic { identifier: asked }) => {
                 if *asked != identifier {
                     return Err(Fault::ResponseIdentifier);
                 }
-                let token = *token;
                 self.queue.pop_front();
-                Ok(token)
+                Ok(())
             }
             _ => Err(Fault::ResponseUnexpected),
         }

@@ -228,8 +228,7 @@ impl<'a> SendRequest<'a> {
     pub(crate) fn usual_slot(&self, limits: &SendLimits) -> Option<Slot> {
         match self.payload {
             Payload::Entries([entry]) if self.opcode.is_send_or_write() && limits.entries > 0 => {
-                let flags = self.flags.union(limits.always);
-                Some(SendElement::encode_one(self.opcode, flags, self.id, self.stag, self.remote_offset, *entry))
+                Some(SendElement::encode_one(self.opcode, self.flags, self.id, self.stag, self.remote_offset, *entry))
             }
             _ => None,
         }
@@ -238,7 +237,7 @@ impl<'a> SendRequest<'a> {
     /// Checks the request against a queue pair's limits and returns the head of its element.
     #[inline]
     pub(crate) fn element(&self, limits: &SendLimits) -> Result<(SendElement, &[Sge], &[u8]), PostErrorReason> {
-        let mut flags = self.flags.union(limits.always);
+        let mut flags = self.flags;
         let (entries, inline): (&[Sge], &[u8]) = match &self.payload {
             Payload::Entries(entries) => (entries, &[]),
             Payload::Inline(octets) => (&[], octets),
@@ -377,8 +376,6 @@ impl<'a> SendRequest<'a> {
 pub(crate) struct SendLimits {
     pub(crate) entries: usize,
     pub(crate) inline: usize,
-    /// Flags that every element gets.
-    pub(crate) always: SendFlags,
     /// The features agreed with the peer.
     pub(crate) features: Features,
 }
@@ -417,7 +414,7 @@ mod tests {
     use super::*;
 
     const ALL: Features = Features { atomics: true, immediate: true, commit: true };
-    const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, always: SendFlags::empty(), features: ALL };
+    const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, features: ALL };
 
     fn sges(count: usize, length: u32) -> Vec<Sge> {
         vec![Sge { stag: 7, length, offset: 0 }; count]
@@ -520,11 +517,10 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_queue_pair_are_added() {
-        let limits = SendLimits { always: SendFlags::SIGNALLED, ..LIMITS };
+    fn inline_data_are_marked() {
         let request = SendRequest::send_inline(3, b"abc");
-        let (element, _, inline) = request.element(&limits).unwrap();
-        assert!(element.flags.contains(SendFlags::SIGNALLED.union(SendFlags::INLINE)));
+        let (element, _, inline) = request.element(&LIMITS).unwrap();
+        assert!(element.flags.contains(SendFlags::INLINE));
         assert_eq!((element.length, inline), (3, b"abc".as_slice()));
     }
 }

@@ -31,21 +31,21 @@ fn region() -> CommitRegion {
 
 /// A read of `peer`'s, accepted by `stream`.
 fn accept_read(stream: &mut Stream, peer: &mut Stream) {
-    let ulpdu = single(peer.try_begin_read(&read(8), 0).unwrap(), &[]);
+    let ulpdu = single(peer.try_begin_read(&read(8)).unwrap(), &[]);
     let Delivery::ReadRequest(request) = stream.receive(&ulpdu).unwrap() else { panic!("no Read Request") };
     stream.accept_read(request);
 }
 
 /// An atomic of `peer`'s, accepted by `stream`.
-fn accept_atomic(stream: &mut Stream, peer: &mut Stream, token: ReadToken) {
-    let ulpdu = single(peer.try_begin_atomic(&addition(), token).unwrap(), &[]);
+fn accept_atomic(stream: &mut Stream, peer: &mut Stream) {
+    let ulpdu = single(peer.try_begin_atomic(&addition()).unwrap(), &[]);
     let Delivery::AtomicRequest(request) = stream.receive(&ulpdu).unwrap() else { panic!("no Atomic Request") };
     stream.accept_atomic(request);
 }
 
 /// A commit of `peer`'s, accepted by `stream`.
-fn accept_commit(stream: &mut Stream, peer: &mut Stream, token: ReadToken) -> CommitTicket {
-    let ulpdu = single(peer.try_begin_commit_of(&region(), token).unwrap(), &[]);
+fn accept_commit(stream: &mut Stream, peer: &mut Stream) -> CommitTicket {
+    let ulpdu = single(peer.try_begin_commit_of(&region()).unwrap(), &[]);
     let Delivery::CommitRequest(commit) = stream.receive(&ulpdu).unwrap() else { panic!("no Commit Request") };
     assert_eq!(commit.regions, [region()]);
     stream.accept_commit(commit.head)
@@ -61,7 +61,7 @@ fn a_stream_reports_the_limits_it_was_given() {
 fn an_atomic_response_returns_the_identifier_and_the_old_value() {
     let (mut peer, mut stream) = (extended(0, 9), extended(4, 0));
     accept_read(&mut stream, &mut peer);
-    accept_atomic(&mut stream, &mut peer, 40);
+    accept_atomic(&mut stream, &mut peer);
     assert!(stream.atomic_response(1).is_none(), "the read comes first");
     let response = stream.next_response().unwrap();
     assert!(stream.atomic_response(1).is_none(), "the read is being answered");
@@ -70,7 +70,7 @@ fn an_atomic_response_returns_the_identifier_and_the_old_value() {
 
     assert_eq!(stream.next_atomic().unwrap().request, AtomicRequest { request_identifier: 2, ..addition() });
     let response = single(stream.atomic_response(1234).unwrap(), &[]);
-    assert_eq!(peer.receive(&response), Ok(Delivery::AtomicResponse { token: 40, original_value: 1234 }));
+    assert_eq!(peer.receive(&response), Ok(Delivery::AtomicResponse { original_value: 1234 }));
     stream.response_sent(0);
     assert!(stream.atomic_response(1).is_none(), "it is answered");
 }
@@ -78,8 +78,8 @@ fn an_atomic_response_returns_the_identifier_and_the_old_value() {
 #[test]
 fn a_commit_response_returns_the_identifier_and_the_status() {
     let (mut peer, mut stream) = (extended(0, 9), extended(4, 0));
-    accept_atomic(&mut stream, &mut peer, 40);
-    let ticket = accept_commit(&mut stream, &mut peer, 41);
+    accept_atomic(&mut stream, &mut peer);
+    let ticket = accept_commit(&mut stream, &mut peer);
     assert!(stream.commit_waits(ticket), "the atomic is not carried out");
     stream.next_atomic().unwrap();
     assert!(!stream.commit_waits(ticket));
@@ -91,7 +91,7 @@ fn a_commit_response_returns_the_identifier_and_the_status() {
     assert!(stream.commit_done(ticket, 7));
     assert_eq!(stream.next_commit(), Some(FinishedCommit { status: 7, invalidate: None }));
     let response = single(stream.commit_response().unwrap(), &[]);
-    assert_eq!(peer.receive(&response), Ok(Delivery::CommitResponse { token: 41, status: 7 }));
+    assert_eq!(peer.receive(&response), Ok(Delivery::CommitResponse { status: 7 }));
     stream.response_sent(0);
     assert!(stream.commit_response().is_none(), "it is answered");
 }
@@ -99,7 +99,7 @@ fn a_commit_response_returns_the_identifier_and_the_status() {
 #[test]
 fn a_commit_ends_once() {
     let (mut peer, mut stream) = (extended(0, 9), extended(4, 0));
-    let ticket = accept_commit(&mut stream, &mut peer, 0);
+    let ticket = accept_commit(&mut stream, &mut peer);
     assert!(!stream.commit_done(CommitTicket(ticket.0 + 1), 3), "no commit has this ticket");
     assert!(stream.commit_done(ticket, 0));
     assert!(!stream.commit_done(ticket, 3));
@@ -109,8 +109,8 @@ fn a_commit_ends_once() {
 #[test]
 fn a_commit_holds_its_slot_until_the_response_is_acknowledged() {
     let (mut peer, mut stream) = (extended(0, 9), extended(1, 0));
-    let ticket = accept_commit(&mut stream, &mut peer, 0);
-    let second = single(peer.try_begin_commit_of(&region(), 0).unwrap(), &[]);
+    let ticket = accept_commit(&mut stream, &mut peer);
+    let second = single(peer.try_begin_commit_of(&region()).unwrap(), &[]);
     assert_eq!(stream.clone().receive(&second), Err(Fault::NoBuffer));
     stream.commit_done(ticket, 0);
     stream.next_commit().unwrap();
@@ -145,13 +145,13 @@ fn requests_are_counted_when_accepted_and_when_answered() {
 fn the_usual_read_and_its_response_are_those_that_receive_delivers() {
     let mut peer = initiator(0, 9);
     let (mut stream, mut other) = (initiator(1, 0), initiator(1, 0));
-    let request = single(peer.try_begin_read(&read(8), 0).unwrap(), &[]);
+    let request = single(peer.try_begin_read(&read(8)).unwrap(), &[]);
     assert_eq!(stream.usual_read_request(&request[..request.len() - 1]), None, "it is cut off");
     let usual = stream.usual_read_request(&request).expect("it is the next");
     assert_eq!(other.receive(&request), Ok(Delivery::ReadRequest(usual)));
     stream.read_request_received(usual);
     assert_eq!(stream.usual_read_request(&request), None, "its number is used up");
-    let second = single(peer.try_begin_read(&read(8), 1).unwrap(), &[]);
+    let second = single(peer.try_begin_read(&read(8)).unwrap(), &[]);
     assert_eq!(stream.usual_read_request(&second), None, "one is the limit");
 
     let response = single(stream.next_response().unwrap().message, &[7; 8]);
@@ -173,7 +173,7 @@ fn the_usual_read_and_its_response_are_those_that_receive_delivers() {
 #[test]
 fn a_commit_in_parts_is_not_interleaved_with_the_next_request() {
     let mut peer = extended(0, 9);
-    let (mut commit, identifier) = peer.try_begin_commit(20, 0).unwrap();
+    let (mut commit, identifier) = peer.try_begin_commit(20).unwrap();
     let part = commit.next_segment(128).unwrap();
     assert!(!part.last);
     let mut payload = identifier.to_be_bytes().to_vec();
@@ -181,9 +181,9 @@ fn a_commit_in_parts_is_not_interleaved_with_the_next_request() {
     let mut stream = extended(4, 0);
     assert_eq!(stream.receive(&[part.header(), &payload].concat()), Ok(Delivery::CommitPart));
 
-    let next = single(peer.try_begin_read(&read(8), 0).unwrap(), &[]);
+    let next = single(peer.try_begin_read(&read(8)).unwrap(), &[]);
     assert_eq!(stream.clone().receive(&next), Err(Fault::Interleaved));
-    let after_next = single(peer.try_begin_read(&read(8), 0).unwrap(), &[]);
+    let after_next = single(peer.try_begin_read(&read(8)).unwrap(), &[]);
     assert_eq!(stream.receive(&after_next), Err(Fault::InvalidMessageSequenceNumber));
 }
 
@@ -191,9 +191,9 @@ fn a_commit_in_parts_is_not_interleaved_with_the_next_request() {
 fn a_commit_response_without_the_feature_is_unexpected() {
     let atomics = Features { atomics: true, ..Features::default() };
     let mut stream = Stream::new(&parameters(Role::Initiator, 0, 2), atomics);
-    stream.try_begin_atomic(&addition(), 0).unwrap();
+    stream.try_begin_atomic(&addition()).unwrap();
     let (mut peer, mut server) = (extended(0, 2), extended(2, 0));
-    let ticket = accept_commit(&mut server, &mut peer, 0);
+    let ticket = accept_commit(&mut server, &mut peer);
     server.commit_done(ticket, 0);
     server.next_commit().unwrap();
     let response = single(server.commit_response().unwrap(), &[]);

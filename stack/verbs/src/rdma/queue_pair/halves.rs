@@ -11,7 +11,6 @@ use crate::runtime::lock::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use uwarp_engine::command::Features;
-use uwarp_engine::work::SendFlags;
 use uwarp_ring::{Doorbells, Notifier, Producer, Reservation, Slot};
 
 /// Tells the send half that the stream is in full operation, and what it needs then. It looks here only while it is not
@@ -88,13 +87,7 @@ impl SendHalf {
         gate: &Arc<Gate>,
         shared: &Arc<Shared>,
     ) -> Self {
-        let limits = SendLimits {
-            entries: options.max_sge,
-            inline: options.max_inline,
-            // The engine applies the queue pair's own flags; nothing has to be added to each element.
-            always: SendFlags::empty(),
-            features: Features::default(),
-        };
+        let limits = SendLimits { entries: options.max_sge, inline: options.max_inline, features: Features::default() };
         let threaded = !shared.is_inline();
         Self { number, ring, limits, bell: None, threaded, gate: Arc::clone(gate), shared: Arc::clone(shared) }
     }
