@@ -49,13 +49,37 @@ fn mentions(file: &Path, text: &str) -> bool {
     octets.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
+/// The folders and files in a folder of the tree.
+fn folders(path: &str) -> impl Iterator<Item = PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path())
+}
+
+#[test]
+fn what_stores_data_uses_the_stack_and_is_no_part_of_it() {
+    let stored: BTreeSet<String> = folders("apps/storage")
+        .map(|folder| folder.file_name().expect("a name").to_string_lossy().replace("uwarp-", ""))
+        .map(|name| format!("uwarp-{name}"))
+        .collect();
+    assert!(stored.len() >= 4, "{stored:?}");
+    for package in &stored {
+        let used = tree(&["--package", package, "--depth", "1"]);
+        let ours = used.iter().filter(|name| name.starts_with("uwarp") || name.starts_with("dpdk"));
+        let more: Vec<_> =
+            ours.filter(|name| !stored.contains(*name) && *name != "uwarp" && *name != "uwarp-app").collect();
+        assert!(more.is_empty(), "{package} depends on {more:?} beside the public crate");
+    }
+    let users: BTreeSet<_> = stored.iter().flat_map(|package| tree(&["--workspace", "--invert", package])).collect();
+    let tests = ["uwarp-bench", "uwarp-fuzz", "uwarp-sim-tests"].map(str::to_owned).into();
+    assert_eq!(&(&users - &stored) - &tests, BTreeSet::new(), "packages that depend on what stores data");
+}
+
 /// The tools, in the folder where cargo puts them.
 fn tools() -> Vec<PathBuf> {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().and_then(Path::parent).expect("TARGET/PROFILE");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../apps");
-    let apps = std::fs::read_dir(root).expect("apps/").map(|entry| entry.expect("an entry").path());
-    let tools: Vec<PathBuf> = apps
+    let tools: Vec<PathBuf> = folders("apps")
+        .chain(folders("apps/storage"))
         .filter(|app| app.join("src/main.rs").exists())
         .map(|app| folder.join(app.file_name().expect("a name")))
         .collect();

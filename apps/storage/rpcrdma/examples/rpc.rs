@@ -6,7 +6,7 @@
 //! cargo run -p uwarp-rpcrdma --example rpc -- --device config/vhost.toml client 10.99.0.1
 //! ```
 
-#[path = "../../verbs/examples/common/mod.rs"]
+#[path = "../../../../stack/verbs/examples/common/mod.rs"]
 mod common;
 
 use std::net::SocketAddr;

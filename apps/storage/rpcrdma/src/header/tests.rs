@@ -61,7 +61,7 @@ struct Vector {
 }
 
 fn vectors() -> Vec<Vector> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/test-vectors.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/data/test-vectors.json");
     let list: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     list.iter()
         .filter(|entry| entry["layer"] == "RPC")

@@ -239,7 +239,7 @@ fn results_have_to_use_the_chunks_that_wait_for_them() {
 
 #[test]
 fn the_vector_of_a_write_has_its_data_where_nfs_has_it() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/test-vectors.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/data/test-vectors.json");
     let list: Vec<serde_json::Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let vector = list.iter().find(|entry| entry["name"] == "rpc-msg-read-write").unwrap();
     let hex = vector["hex"].as_str().unwrap();
