@@ -439,11 +439,6 @@ impl Stream {
         self.received_terminate.as_deref()
     }
 
-    /// Whether a Terminate of ours was made.
-    pub const fn terminate_was_sent(&self) -> bool {
-        self.terminate_sent
-    }
-
     /// The peer closed its half of TCP after `unframed` octets of an unfinished FPDU.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use super::{READ_REQUEST_LEN, ReadRequest};
 use crate::WireError;
-use crate::ddp::{self, Header, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use crate::ddp::{self, Header, UNTAGGED_HEADER_LEN};
 use crate::octets::{put_u16, put_u32, u16_at, u32_at};
 
 /// Octets of the Terminate control word, which every Terminate has.
@@ -70,11 +70,6 @@ impl TerminatedHeader {
     /// The header's octets: 14 or 18.
     pub fn as_slice(&self) -> &[u8] {
         &self.octets[..usize::from(self.length)]
-    }
-
-    /// Whether it is a tagged header.
-    pub const fn is_tagged(&self) -> bool {
-        self.length as usize == TAGGED_HEADER_LEN
     }
 
     /// The header as values.

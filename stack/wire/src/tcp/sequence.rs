@@ -48,12 +48,6 @@ impl SeqNumber {
         if self.le(other) { self } else { other }
     }
 
-    /// Whether `self` lies in the `length` numbers that begin with `start`.
-    #[inline]
-    pub const fn in_window(self, start: SeqNumber, length: u32) -> bool {
-        self.0.wrapping_sub(start.0) < length
-    }
-
     /// How far `self` is behind `start`, as an offset in a stream that begins there.
     #[inline]
     pub const fn offset_from(self, start: SeqNumber) -> u32 {

@@ -290,8 +290,6 @@ fn sequence_numbers_compare_across_the_wrap() {
     assert_eq!(after - 0x20, before);
     assert_eq!(before.max(after), after);
     assert_eq!(before.min(after), before);
-    assert!(SeqNumber(3).in_window(before, 0x20));
-    assert!(!after.in_window(before, 0x20));
     assert_eq!(after.offset_from(before), 0x20);
 }
 
