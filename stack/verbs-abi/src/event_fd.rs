@@ -151,7 +151,8 @@ pub(crate) fn fetch(mut attempt: impl FnMut(bool) -> Result<Attempt, Errno>) -> 
         });
         let is_empty = result == 0 && fd >= 0;
         // SAFETY: a call about a number.
-        if is_empty && unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
+        let flags = if is_empty { unsafe { libc::fcntl(fd, libc::F_GETFL) } } else { 0 };
+        if flags >= 0 && flags & libc::O_NONBLOCK != 0 {
             set_errno(EAGAIN);
             return -1;
         }
@@ -165,9 +166,30 @@ pub(crate) fn fetch(mut attempt: impl FnMut(bool) -> Result<Attempt, Errno>) -> 
         let mut count = [0u8; 8];
         // SAFETY: room on the stack.
         let waited = unsafe { read(fd, count.as_mut_ptr().cast(), count.len()) };
-        if waited < 0 {
+        is_counted = waited >= 0;
+        // Another thread has destroyed the object since this one asked: the next attempt says what that means.
+        if !is_counted && std::io::Error::last_os_error().raw_os_error() != Some(libc::EBADF) {
             return -1;
         }
-        is_counted = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errno::EINVAL;
+
+    /// rping's thread, whose process then ended with the error, now and then.
+    #[test]
+    fn a_descriptor_that_is_closed_before_the_wait_begins_is_asked_about_again() {
+        const CLOSED: RawFd = RawFd::MAX;
+        let mut attempts = vec![];
+        let result = fetch(|is_counted| {
+            attempts.push(is_counted);
+            if attempts.len() == 1 { Ok(Attempt::Nothing(CLOSED)) } else { Err(EINVAL) }
+        });
+        assert_eq!(result, -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(attempts, [false, false]);
     }
 }
