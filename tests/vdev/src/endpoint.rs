@@ -7,7 +7,7 @@ use uwarp::{
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest, Status,
 };
 
-use crate::{PATIENCE, PAUSE, pause};
+use crate::{PATIENCE, pause};
 
 /// The port that tests listen on.
 pub const PORT: u16 = 7471;
@@ -72,7 +72,7 @@ impl Endpoint {
 
     /// Connects to the server.
     pub fn connect(&mut self, context: &Context) {
-        let options = || ConnectOptions::default().private_data(Place::of(&self.region).to_octets());
+        let options = ConnectOptions::default().private_data(Place::of(&self.region).to_octets());
         let established = connect(context, &mut self.queue_pair, options);
         self.place = Some(Place::from_octets(&established.private_data));
     }
@@ -179,7 +179,7 @@ pub fn answer(endpoint: &mut Endpoint, length: usize) {
 }
 
 /// Connects a queue pair to the server, as soon as the device has a link.
-pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: impl Fn() -> ConnectOptions) -> Established {
+pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: ConnectOptions) -> Established {
     let start = Instant::now();
     // A pair in one process has no port.
     while !context.stats().port.is_none_or(|port| port.link_up) {
@@ -188,14 +188,6 @@ pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: impl Fn()
         pause();
     }
     let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
-    loop {
-        match context.connect(queue_pair, server, options().timeout(PATIENCE)) {
-            Ok(established) => return established,
-            Err(error) if start.elapsed() < PATIENCE => {
-                uwarp_notes::retried(&format!("connect: {error}"));
-                std::thread::sleep(PAUSE);
-            }
-            Err(error) => panic!("{error}: {:#?}", context.stats()),
-        }
-    }
+    let established = context.connect(queue_pair, server, options.timeout(PATIENCE));
+    established.unwrap_or_else(|error| panic!("{error}: {:#?}", context.stats()))
 }

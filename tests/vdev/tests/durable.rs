@@ -61,10 +61,8 @@ fn be_target(wire: &Wire, path: &PathBuf) {
     let completions = context.create_completion_queue(8).expect("a completion queue");
     let options = uwarp::QueuePairOptions::new(&completions).depth(4, 4);
     let mut queue_pair = domain.create_queue_pair(&options).expect("a queue pair");
-    let options = || {
-        let options = ConnectOptions::default().features(COMMIT).peer_to_peer(ReadyToReceiveKinds::ALL);
-        options.private_data(Place::of(&region).to_octets())
-    };
+    let options = ConnectOptions::default().features(COMMIT).peer_to_peer(ReadyToReceiveKinds::ALL);
+    let options = options.private_data(Place::of(&region).to_octets());
     endpoint::connect(&context, &mut queue_pair, options);
     for _anew in peer::words() {
         drop(region);

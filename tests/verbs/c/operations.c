@@ -1189,14 +1189,18 @@ static void early_server(const char *address)
 	check(rdma_bind_addr(listener, (struct sockaddr *)&own_address) == 0);
 	check(rdma_listen(listener, 4) == 0);
 	for (uint64_t number = 0; number < EARLY; number++) {
+		struct rdma_event_channel *own_channel = rdma_create_event_channel();
 		struct rdma_conn_param wanted;
 		struct end end = { 0 };
 		struct place place;
 
+		check(own_channel != NULL);
 		check(rdma_get_cm_event(channel, &event) == 0);
 		check(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
 		end.id = event->id;
 		check(rdma_ack_cm_event(event) == 0);
+		/* The next connection may be requested before this one has ended here. */
+		check(rdma_migrate_id(end.id, own_channel) == 0);
 		prepare(end.id->verbs);
 		create_queue_pair(&end);
 		place = own();
@@ -1208,6 +1212,7 @@ static void early_server(const char *address)
 		event_comes(end.id, RDMA_CM_EVENT_DISCONNECTED);
 		rdma_destroy_qp(end.id);
 		check(rdma_destroy_id(end.id) == 0);
+		rdma_destroy_event_channel(own_channel);
 	}
 }
 
