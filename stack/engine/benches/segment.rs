@@ -25,16 +25,22 @@ use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 /// The engine's own, which it shows to nobody else.
 #[allow(dead_code, unused_imports)]
-#[path = "../src"]
-mod engine {
-    #[path = "connection/flow.rs"]
+#[path = "../src/connection"]
+mod connection {
     pub(crate) mod flow;
-    #[path = "link/template.rs"]
+}
+
+/// The same.
+#[allow(dead_code, unused_imports)]
+#[path = "../src/link"]
+mod link {
+    pub(crate) mod hash;
     pub(crate) mod template;
 }
 
-use engine::flow::{FlowTable, KeyedHash};
-use engine::template::Template;
+use connection::flow::FlowTable;
+use link::hash::KeyedHash;
+use link::template::Template;
 
 const BURST: usize = 32;
 /// Frames by which the look is ahead of the work.

@@ -3,10 +3,9 @@
 use uwarp_memory::EngineEpoch;
 use uwarp_tcp::Instant;
 
-use crate::api::channels::{EngineChannels, EngineError};
 use crate::api::config::EngineConfig;
-use crate::api::snapshot::work_done;
 use crate::api::stats::{EngineStats, Work};
+use crate::channels::{EngineChannels, EngineError};
 use crate::core::Core;
 use crate::link::port::{Batch, Descriptors, Port};
 
@@ -142,7 +141,7 @@ impl<P: Port> Engine<P> {
 
     /// The work that peers have caused so far: a cheap part of [`Engine::stats`].
     pub fn work(&self) -> Work {
-        work_done(&self.core.counters, &self.core.connections)
+        self.core.connections.work_done(&self.core.counters)
     }
 
     /// Number of connections, including those in TIME-WAIT.
@@ -161,7 +160,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn snapshot(&self) -> EngineStats {
         let mut stats = self.counters.stats();
         stats.index = self.config.index;
-        stats.work = work_done(&self.counters, &self.connections);
+        stats.work = self.connections.work_done(&self.counters);
         self.link.describe(&mut stats);
         self.net.describe(&mut stats);
         self.connections.describe(&mut stats);

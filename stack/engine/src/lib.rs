@@ -13,6 +13,7 @@
 
 mod api;
 mod bytestream;
+mod channels;
 mod connection;
 mod core;
 mod engine;
@@ -23,13 +24,12 @@ pub mod ports;
 mod rdma;
 mod turn;
 
-pub use api::{command, config, stats, work};
-pub use bytestream::ends as stream;
-pub use connection::ports::ReservedPorts;
-pub use link::{handoff, port, steering};
-pub use rdma::shared;
+pub use api::ends as stream;
+pub use api::ports::ReservedPorts;
+pub use api::{command, config, shared, stats, steering, work};
+pub use link::{handoff, port};
 
-pub use api::channels::{EngineChannels, EngineError};
+pub use channels::{EngineChannels, EngineError};
 pub use config::{Budgets, EngineConfig, InterfaceAddress, IwarpConfig, Limits};
 pub use engine::{Engine, Turned, Wakeup};
 pub use port::{Buffer, Capabilities, LinkState, PoolLevels, Port};

@@ -12,10 +12,10 @@ use uwarp_tcp::Instant;
 
 use crate::api::Farewell;
 use crate::api::command::AsyncEvent;
+use crate::connection::lookahead::{Candidates, DISTANCE};
 use crate::core::Core;
 use crate::engine::Turned;
 use crate::link::handoff::Handoff;
-use crate::link::lookahead::{Candidates, DISTANCE};
 use crate::link::port::{Batch, Port};
 
 /// Turns in a row, at most, in which timers wait because the device has more frames: no ring holds as many bursts, and
@@ -271,7 +271,8 @@ impl<P: Port> Core<P> {
             self.rdma.run_commits(&mut self.connections, &mut self.counters, turn, self.now);
         }
         if self.net.chores_at.is_some_and(|at| at <= self.now) {
-            self.net.run_chores(&mut self.link, &mut self.connections, &mut self.counters, self.now);
+            self.connections.age_paths(&mut self.net, &mut self.counters, self.now);
+            self.net.run_chores(&mut self.link, &mut self.counters, self.now);
         }
         if self.net.neighbours.unsettled(self.now) || self.net.known_epoch != self.net.neighbours.epoch() {
             self.net.run_neighbours(&mut self.link, &mut self.connections, &mut self.counters, self.now);

@@ -13,6 +13,8 @@ struct Paths {
     found: Vec<Vec<String>>,
     /// How many modules within the file surround what is visited.
     depth: usize,
+    /// What the file only gives further counts too.
+    with_given: bool,
 }
 
 impl Paths {
@@ -44,8 +46,7 @@ impl Visit<'_> for Paths {
     }
 
     fn visit_item_use(&mut self, item: &syn::ItemUse) {
-        // To give something further is not to use it.
-        if !matches!(item.vis, syn::Visibility::Inherited) {
+        if !self.with_given && !matches!(item.vis, syn::Visibility::Inherited) {
             return;
         }
         for (path, _) in leaves(&item.tree, &[]) {
@@ -150,19 +151,22 @@ impl Crate {
     }
 }
 
+/// The files that each file of a crate imports, by their numbers. `with_given`: also those of which it only gives
+/// something further.
+pub fn edges(sources: &[Source], with_given: bool) -> Vec<BTreeSet<usize>> {
+    let all = Crate::new(sources);
+    let of = |(number, source): (usize, &Source)| {
+        let mut paths = Paths { with_given, ..Paths::default() };
+        source.items.iter().for_each(|item| paths.visit_item(item));
+        let targets = paths.found.iter().filter_map(|path| all.file(&all.absolute(&source.path, path)?));
+        targets.filter(|target| *target != number).collect()
+    };
+    sources.iter().enumerate().map(of).collect()
+}
+
 /// How many files of a crate lie on a circle of imports.
 pub fn in_circles(sources: &[Source]) -> usize {
-    let all = Crate::new(sources);
-    let edges: Vec<BTreeSet<usize>> = sources
-        .iter()
-        .enumerate()
-        .map(|(number, source)| {
-            let mut paths = Paths::default();
-            source.items.iter().for_each(|item| paths.visit_item(item));
-            let targets = paths.found.iter().filter_map(|path| all.file(&all.absolute(&source.path, path)?));
-            targets.filter(|target| *target != number).collect()
-        })
-        .collect();
+    let edges = edges(sources, false);
     let reaches_itself = |start: &usize| {
         let (mut seen, mut waiting) = (BTreeSet::new(), vec![*start]);
         while let Some(file) = waiting.pop() {

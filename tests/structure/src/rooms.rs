@@ -1,11 +1,11 @@
-//! How many functions of the engine may touch most of its state.
+//! The rooms of the engine: which may import which, and how many of their functions may touch most of its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use syn::visit::Visit;
 use syn::{FnArg, ImplItem, Item, Signature};
 
-use crate::{Source, is_test};
+use crate::{Source, imports, is_test};
 
 /// The parts of the engine's state, one for each room.
 const PARTS: [&str; 6] = ["Link", "Net", "Connections", "Rdma", "Streams", "Control"];
@@ -68,6 +68,28 @@ pub fn too_wide(sources: &[Source]) -> BTreeMap<String, usize> {
     counts
 }
 
+/// The rooms in the order of the table of docs/internals/rooms.md, whose text is `page`: the lowest first.
+pub fn order(page: &str) -> Vec<String> {
+    page.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split_once("/ |")?.0.to_owned())).collect()
+}
+
+/// Files of rooms that import what is above them, by both names: a room above theirs, or what stands above all rooms.
+/// The topmost room is one with that.
+pub fn upward(sources: &[Source], order: &[String]) -> BTreeMap<String, usize> {
+    let top = order.len().saturating_sub(1);
+    let level = |room: &str| order.iter().position(|name| name == room).unwrap_or(top);
+    let mut counts = BTreeMap::new();
+    for (source, targets) in sources.iter().zip(imports::edges(sources, true)) {
+        let Some(own) = source.path.first() else { continue };
+        for room in targets.into_iter().filter_map(|target| sources[target].path.first()) {
+            if level(room) > level(own) {
+                *counts.entry(format!("{} {room}", source.path.join("/"))).or_default() += 1;
+            }
+        }
+    }
+    counts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,5 +104,26 @@ mod tests {
             mod inner { fn f(l: &Link<P>, n: &Net, r: &Rdma, s: &Streams) {} }
             #[cfg(test)] mod tests { fn g(core: &mut Core<P>) {} }";
         assert_eq!(count(&syn::parse_file(text).expect("Rust").items), 4);
+    }
+
+    #[test]
+    fn imports_of_rooms_above_are_found() {
+        let source = |path: &str, text: &str| Source {
+            path: path.split('/').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            file: "".into(),
+            text: text.to_owned(),
+            items: syn::parse_file(text).expect("Rust").items,
+        };
+        let sources = [
+            source("", "mod core; mod low; mod middle; mod high;"),
+            source("core", "use crate::low::A;"),
+            source("low", "mod file; pub struct A;"),
+            source("low/file", "pub use crate::middle::B; fn f(core: &crate::core::C) {}"),
+            source("middle", "use crate::low::A; pub struct B;"),
+            source("high", "use crate::{core::C, middle::B};"),
+        ];
+        let order = order("| low/ | it |\n| middle/ | it |\n| high/ | it |\n");
+        let expected = [("low/file core".to_owned(), 1), ("low/file middle".to_owned(), 1)];
+        assert_eq!(upward(&sources, &order), expected.into());
     }
 }

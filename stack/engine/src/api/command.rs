@@ -16,16 +16,16 @@ pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_memory::Access;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
 
+use crate::api::ends::{IncomingStream, StreamEnds, StreamOptions, StreamSetup, StreamShared};
 pub use crate::api::event::{
     AsyncEvent, ConnectFailure, ConnectionEvent, ConnectionRequest, ControlError, DisconnectReason, Established,
     EventSink, TerminateCode, Watch, Watched, WatchedEvent, Watcher,
 };
 use crate::api::faults::FaultRates;
 pub use crate::api::ids::{CompletionQueueId, ListenerId, RequestId};
+use crate::api::shared::SharedReceives;
 use crate::api::stats::{EngineStats, TcpInfo};
 use crate::api::work::Completion;
-use crate::bytestream::ends::{IncomingStream, StreamEnds, StreamOptions, StreamSetup, StreamShared};
-use crate::rdma::shared::SharedReceives;
 
 /// A message to an engine.
 #[derive(Debug)]

@@ -1,5 +1,10 @@
 //! Completions: the results of work.
 
+/// A notifier armed for any completion,
+pub const ANY_COMPLETION: u8 = 1;
+/// or for solicited ones (RFC 5040 §5.3) and failures.
+pub const URGENT_COMPLETION: u8 = 2;
+
 /// What kind of work completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]

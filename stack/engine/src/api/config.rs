@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use crate::link::steering::Steering;
+use crate::api::steering::Steering;
 
 /// All settings of an engine.
 #[derive(Debug, Clone)]

@@ -1,8 +1,8 @@
 //! Events for applications, and why connections fail and end.
 
 use crate::api::ids::{CompletionQueueId, ListenerId, RequestId};
+use crate::api::shared::SharedReceiveQueueId;
 use crate::api::work::Status;
-use crate::rdma::shared::SharedReceiveQueueId;
 use crossbeam::channel::Sender;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -9,16 +9,19 @@ use uwarp_wire::address::FlowKey;
 
 use crate::api::command::{Abandoned, AsyncEvent, Command, EventSink, ShutdownReport};
 
-pub(crate) mod channels;
 pub mod command;
 pub(crate) mod completion;
 pub mod config;
 pub(crate) mod counters;
+pub mod ends;
 pub(crate) mod event;
 pub(crate) mod faults;
 mod ids;
-pub(crate) mod snapshot;
+pub(crate) mod ports;
+pub mod shared;
+mod snapshot;
 pub mod stats;
+pub mod steering;
 pub mod work;
 
 /// The state of this room: what comes from applications, and where events go.

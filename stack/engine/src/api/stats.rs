@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::port::PoolLevels;
-
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// Why a received frame, or its payload, was dropped. Each reason has a counter.
@@ -239,6 +237,20 @@ pub struct Wakeups {
     pub doorbell: u64,
     /// A timer was due, or it was time to look at a device that announces nothing.
     pub timer: u64,
+}
+
+/// Fill levels of the receive and the transmit pool, in buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PoolLevels {
+    /// All receive buffers.
+    pub receive_total: u32,
+    /// Receive buffers that are free.
+    pub receive_free: u32,
+    /// All transmit buffers.
+    pub transmit_total: u32,
+    /// Transmit buffers that are free.
+    pub transmit_free: u32,
 }
 
 /// Everything about one engine.

@@ -17,8 +17,7 @@
 use uwarp_memory::Access;
 use uwarp_ring::Slot;
 
-pub use crate::api::completion::{Completion, CompletionFlags, CompletionOpcode, Status};
-pub use crate::rdma::lanes::{ANY_COMPLETION, URGENT_COMPLETION};
+pub use crate::api::completion::*;
 
 /// Most slots one element may take.
 pub const MAX_ELEMENT_SLOTS: usize = 16;

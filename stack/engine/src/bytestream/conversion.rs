@@ -11,10 +11,10 @@ use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
 use crate::api::config::IwarpConfig;
 use crate::api::counters::Counters;
 use crate::bytestream::Streams;
-use crate::bytestream::streaming::Lent;
-use crate::connection::phase::{Origin, Phase, Responding, StreamLimit};
+use crate::connection::phase::{Origin, Phase, Responding};
 use crate::connection::slab::Handle;
 use crate::connection::startup::initiating;
+use crate::connection::streaming::Lent;
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
@@ -146,26 +146,6 @@ impl Connection {
         }
         self.quiet = false;
         Ok(())
-    }
-
-    /// Makes the stream plain again after a rejection, behind the Reply. False: it was never plain.
-    pub(crate) fn resume_stream(&mut self) -> bool {
-        if !self.stream.as_ref().is_some_and(|stream| stream.is_lent()) {
-            return false;
-        }
-        self.phase.enter(Phase::Stream(StreamLimit::None));
-        self.quiet = false;
-        true
-    }
-
-    /// MPA has started for good: the plain stream is over.
-    pub(crate) fn leave_stream(&mut self, settings: &uwarp_tcp::Config) {
-        if self.stream.take().is_some() {
-            self.set_receive_space(u32::MAX);
-            self.tcp.set_fin_wait_2(settings.fin_wait_2);
-            // The application chose Nagle for its own octets. Records of an RDMA stream never wait for each other.
-            self.tcp.set_nagle(false);
-        }
     }
 }
 

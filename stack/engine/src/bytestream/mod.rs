@@ -1,8 +1,6 @@
 //! Plain TCP streams: octets between segments and an application's rings, and conversion to RDMA and back.
 
 pub(crate) mod conversion;
-pub mod ends;
-pub(crate) mod streaming;
 pub(crate) mod transfer;
 
 /// The state of this room.

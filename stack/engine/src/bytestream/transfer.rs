@@ -12,15 +12,15 @@ use uwarp_tcp::{Instant, State};
 use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason};
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
+use crate::api::ends::{IncomingStream, Interest, StreamShared, stream};
 use crate::api::stats::{DropReason, TcpInfo};
 use crate::bytestream::Streams;
-use crate::bytestream::ends::{IncomingStream, Interest, StreamFailure, StreamShared, stream};
-use crate::bytestream::streaming::Streaming;
 use crate::connection::ending::CLOSING_LIMIT;
 use crate::connection::listener::Requests;
 use crate::connection::phase::{Phase, StreamLimit};
 use crate::connection::slab::Handle;
 use crate::connection::startup::endpoints;
+use crate::connection::streaming::Streaming;
 use crate::connection::{Connection, Connections, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
@@ -321,7 +321,7 @@ impl<B: Buffer> Connections<B> {
 
     pub(crate) fn stream_info(&self, handle: u64) -> Option<TcpInfo> {
         let index = self.table.resolve(Handle::from_bits(handle))?;
-        self.table.get(index).map(crate::api::snapshot::tcp_info)
+        self.table.get(index).map(Connection::tcp_info)
     }
 
     /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.
@@ -373,26 +373,10 @@ fn grow<B: Buffer>(
 }
 
 impl Connection {
-    /// Sets the space that the owner can take, which becomes the window.
-    #[inline]
-    pub(crate) fn set_receive_space(&mut self, space: u32) {
-        self.tcp.set_receive_space(space);
-    }
-
     #[cold]
     fn abort_stream<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
         self.ends_by(DisconnectReason::Aborted);
         self.abort(link, counters, now);
-    }
-
-    /// The deadline of a connection has passed. True if this is a stream that its application has dropped, and the peer
-    /// has since taken its octets at [`Limits::least_rate`](crate::config::Limits::least_rate). Then the time limit
-    /// starts again, so a slow peer gets all of them.
-    pub(crate) fn was_taken_since_last(&mut self, least_rate: u32) -> bool {
-        let acknowledged = self.tcp.octets_acknowledged();
-        let Some(stream) = &mut self.stream else { return false };
-        let taken = acknowledged - std::mem::replace(&mut stream.taken, acknowledged);
-        stream.opened && stream.receive.is_closed() && taken >= CLOSING_LIMIT.as_secs() * u64::from(least_rate)
     }
 
     /// RFC 9293 §3.6.1 (SHLD-3): if the application left octets unread, a reset reports the loss once the peer has all
@@ -428,47 +412,5 @@ impl Connection {
             self.stream = None;
             self.finish_tcp(now);
         }
-    }
-
-    /// The context is closing: nothing written from now on is sent. False: the stream was not open yet.
-    pub(crate) fn end_writes(&mut self) -> bool {
-        match &mut self.stream {
-            Some(stream) if !stream.opened => false,
-            Some(stream) => {
-                stream.finishing = true;
-                self.quiet = false;
-                true
-            }
-            None => true,
-        }
-    }
-
-    /// The connection of a stream is over: reports why.
-    pub(crate) fn plain_stream_over(&mut self) {
-        let Some(stream) = self.stream.take() else { return };
-        match self.end {
-            Some(DisconnectReason::Reset) if !stream.opened => stream.fail(StreamFailure::Refused),
-            Some(DisconnectReason::Reset) => stream.fail(StreamFailure::Reset),
-            Some(DisconnectReason::TimedOut) => stream.fail(StreamFailure::TimedOut),
-            Some(DisconnectReason::Aborted) => stream.fail(StreamFailure::Aborted),
-            Some(DisconnectReason::LocalError(_)) => stream.fail(StreamFailure::Fatal),
-            _ if stream.peer_closed => {}
-            _ => stream.fail(StreamFailure::ShuttingDown),
-        }
-    }
-
-    /// Whether we opened it and the handshake is not done.
-    pub(crate) fn is_opening(&self) -> bool {
-        match &self.phase {
-            Phase::Initiating(_) => true,
-            Phase::Stream(_) => self.tcp.state() == State::SynSent,
-            _ => false,
-        }
-    }
-
-    /// The space that its owner can take. Without a stream, TCP's own limit is the only one.
-    #[inline]
-    pub(crate) fn owner_space(&mut self) -> u32 {
-        self.stream.as_mut().map_or(u32::MAX, Streaming::space)
     }
 }

@@ -5,18 +5,7 @@ use uwarp_tcp::BufferToken;
 use crate::connection::slab::BufferStore;
 use crate::link::SHARE;
 use crate::link::port::{BURST, Buffer};
-
-/// Where a received segment is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// In the frame that has brought it.
-    Frame,
-    /// In a transmit buffer of its own: it came in fragments, or from another engine.
-    Copy {
-        /// That buffer is not of the reserve, so the segment may be held.
-        may_wait: bool,
-    },
-}
+use crate::link::receive::Origin;
 
 /// A received frame that TCP holds out of order.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
-use crate::connection::flow::KeyedHash;
+use crate::link::hash::KeyedHash;
 
 /// Groups in which addresses are counted, by a keyed hash. A group takes 8 octets.
 const GROUPS: usize = 4096;

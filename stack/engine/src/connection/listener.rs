@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use uwarp_wire::address::IpAddress;
 
 use crate::api::command::{ConnectionRequest, EventSink, ListenerId, Watch};
-use crate::bytestream::ends::{IncomingStream, StreamOptions};
+use crate::api::ends::{IncomingStream, StreamOptions};
 use crate::connection::shares::Silent;
 
 /// Time limit of a plain stream's handshake: a little longer than Linux retransmits its SYN-ACK (`tcp_synack_retries`,

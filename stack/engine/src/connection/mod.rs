@@ -6,39 +6,39 @@ use uwarp_tcp::{BufferToken, Instant};
 use uwarp_wire::address::FlowKey;
 
 use crate::api::command::DisconnectReason;
-use crate::bytestream::streaming::Streaming;
 use crate::connection::phase::Phase;
 use crate::connection::slab::BufferStore;
+use crate::connection::streaming::Streaming;
 use crate::link::port::Buffer;
 use crate::link::template::Template;
-use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Ending, Limit};
 
-mod accept;
 mod buffers;
 pub(crate) mod ending;
 pub(crate) mod flow;
 pub(crate) mod guesses;
 pub(crate) mod listener;
+pub(crate) mod lookahead;
+pub(crate) mod path;
 pub(crate) mod phase;
-pub(crate) mod ports;
+mod plain;
 mod ready;
-mod removal;
+mod resolution;
+pub(crate) mod running;
 mod segment;
 pub(crate) mod shares;
 pub(crate) mod shutdown;
 pub(crate) mod slab;
+mod snapshot;
 pub(crate) mod startup;
+pub(crate) mod streaming;
 mod table;
 pub(crate) mod time_wait;
+mod transmit;
 pub(crate) mod wheel;
 
-pub(crate) use buffers::{HeldFrame, HeldFrames, Origin, Record};
+pub(crate) use buffers::{HeldFrame, HeldFrames, Record};
 pub(crate) use segment::drop_reason;
 pub(crate) use table::{Connections, Opening};
-
-/// Octets of the headers of IPv6 and TCP without options.
-pub(crate) const IPV6_AND_TCP: u16 = 60;
 
 /// A connection. Rare fields first, then those that each segment touches, then TCP's: see [`Connection::places`].
 #[derive(Debug)]
@@ -164,28 +164,6 @@ impl Connection {
     /// Records why the connection ends, unless a reason is known already.
     pub(crate) fn ends_by(&mut self, reason: DisconnectReason) {
         self.end.get_or_insert(reason);
-    }
-
-    /// Whether nothing of the queue pair waits for a segment.
-    #[inline]
-    pub(crate) fn is_quiet(&self, queue_pair: &mut QueuePair) -> bool {
-        let Phase::Running(running) = &self.phase else { return false };
-        running.outgoing.is_none()
-            && running.ending == Ending::No
-            && running.terminate.is_none()
-            && !matches!(running.limit, Limit::Pause(_))
-            && !running.stream.has_response()
-            && queue_pair.send.is_idle()
-    }
-
-    /// Finds out whether the segment that was received has left nothing to do, where work was outstanding before.
-    #[inline(never)]
-    pub(crate) fn look_for_quiet(&mut self, queue_pairs: &mut [Option<Box<QueuePair>>]) {
-        let Phase::Running(running) = &self.phase else { return };
-        let number = self.queue_pair.map_or(usize::MAX, |number| number as usize);
-        let Some(Some(queue_pair)) = queue_pairs.get_mut(number) else { return };
-        let may_be = running.stream.may_send_messages() && self.stream.is_none() && self.startup_frame.is_none();
-        self.quiet = may_be && queue_pair.overflowed.is_none() && self.is_quiet(queue_pair);
     }
 
     /// When the connection needs attention at the latest.

@@ -8,7 +8,7 @@ use uwarp_tcp::Instant;
 
 use crate::api::command::{ConnectParameters, ConnectionRequest, EventSink, ListenerId};
 use crate::api::counters::Counters;
-use crate::rdma::running::{Limit, Running};
+use crate::connection::running::{Limit, Running};
 
 /// The phase of a connection's life. [`TRANSITIONS`] has what may follow what. The picture is in
 /// docs/internals/connection.md.

@@ -6,8 +6,9 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::{Connection, Connections, Origin};
+use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
+use crate::link::receive::Origin;
 
 impl<B: Buffer> Connections<B> {
     /// Gives TCP a segment, whose frame takes so many buffers: one that was joined by LRO or GRO takes several.

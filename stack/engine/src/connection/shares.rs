@@ -11,9 +11,9 @@ use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
 use crate::connection::Connection;
-use crate::connection::flow::KeyedHash;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Handle;
+use crate::link::hash::KeyedHash;
 
 /// How often connections are examined while some get no transmit buffer.
 const REVIEW: Duration = Duration::from_millis(100);

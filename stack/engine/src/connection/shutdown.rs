@@ -9,12 +9,10 @@ use uwarp_wire::address::FlowKey;
 use crate::api::Shutdown;
 use crate::api::command::{DisconnectReason, ShutdownReport};
 use crate::api::counters::Counters;
-use crate::api::work::Status;
 use crate::connection::phase::{Phase, Reader};
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
-use crate::rdma::Rdma;
 
 /// How long the resets at the end of a shutdown may wait for the device.
 const TRANSMIT_GRACE: Duration = Duration::from_millis(50);
@@ -106,23 +104,6 @@ impl<B: Buffer> Connections<B> {
         self.table.iter_mut().for_each(|(_, connection)| connection.stream = None);
         self.opening.is_closed = true;
         self.ready.clear();
-    }
-}
-
-impl Rdma {
-    /// Ends all queue pairs at once.
-    pub(crate) fn fail(&mut self, counters: &mut Counters) {
-        let Rdma { queue_pairs, lanes, commits, events, .. } = self;
-        for queue_pair in queue_pairs.iter_mut().flatten() {
-            let had_connection = queue_pair.connection.take().is_some();
-            let begun = queue_pair.send.outstanding() > 0;
-            let send = begun.then_some((0, Status::Fatal));
-            queue_pair.flush(lanes, commits, events, counters, send, Some(Status::Fatal));
-            if had_connection {
-                queue_pair.report_end(DisconnectReason::LocalError(Status::Fatal));
-            }
-        }
-        lanes.settle();
     }
 }
 

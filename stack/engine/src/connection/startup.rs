@@ -1,22 +1,16 @@
 //! Start-up: active and passive opens, MPA Request and Reply, until full operation.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use uwarp_iwarp::opcode::Features;
-use uwarp_iwarp::startup::{
-    Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, ReadyToReceiveKinds, Revision,
-};
-use uwarp_iwarp::{Fault, Stream};
+use uwarp_iwarp::startup::{Initiator, InitiatorOptions, Outcome, ReadLimits, ReadyToReceiveKinds, Revision};
 use uwarp_tcp::{Instant, TimeWait};
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::tcp::SeqNumber;
 
 use crate::api::command::{
-    ConnectFailure, ConnectParameters, ConnectionEvent, ConnectionRequest, DisconnectReason, Established, RequestId,
-    StartupOptions, Watch, Watched,
+    ConnectFailure, ConnectParameters, ConnectionRequest, RequestId, StartupOptions, Watch, Watched,
 };
 use crate::api::config::{EngineConfig, IwarpConfig, Limits};
 use crate::api::counters::Counters;
@@ -28,9 +22,6 @@ use crate::link::Link;
 use crate::link::handoff::Claim;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
-use crate::rdma::Rdma;
-use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Ending, Limit, Running};
 
 /// Time between keep-alive probes of a peer on our switch that does not answer. Its end shows at the next one.
 const SWITCH_PROBES: Duration = Duration::from_secs(30);
@@ -126,7 +117,7 @@ impl<B: Buffer> Connections<B> {
         self.flows.insert(tag, handle.index);
         self.opening.reserved.connected(flow.local_port);
         if net.paths.mtu(flow.remote).is_some() {
-            net.paths.fit(connection);
+            connection.fit(&net.paths);
         }
         (handle, connection)
     }
@@ -315,13 +306,6 @@ impl<B: Buffer> Connections<B> {
     }
 }
 
-impl<P: Port> Link<P> {
-    /// Claims a flow for this engine, so other engines hand over its packets.
-    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
-        self.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
-    }
-}
-
 /// What the peer's octets of the start-up exchange ask for.
 pub(crate) enum Startup {
     /// Nothing yet.
@@ -334,86 +318,7 @@ pub(crate) enum Startup {
     Failed,
 }
 
-impl Rdma {
-    /// The peer's Reply is complete. `settings` are TCP's.
-    pub(crate) fn on_reply(
-        &mut self,
-        counters: &mut Counters,
-        settings: &uwarp_tcp::Config,
-        iwarp: &IwarpConfig,
-        now: Instant,
-        connection: &mut Connection,
-        outcome: Outcome,
-    ) {
-        let (Phase::Initiating(initiating), Some(number)) = (&connection.phase, connection.queue_pair) else {
-            return counters.cannot_be("a Reply comes for a connection that waits for none");
-        };
-        let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
-        match outcome {
-            Outcome::Established(parameters) => {
-                let silence = Limit::silence(now, iwarp.nudge_after, 0);
-                let limit = if delay.is_zero() { silence } else { Limit::Pause(now + delay) };
-                connection.leave_stream(settings);
-                let Some(queue_pair) = self.queue_pair(number) else {
-                    return counters.cannot_be("the queue pair of a connection is gone");
-                };
-                connection.begin_running(queue_pair, parameters, features, limit);
-            }
-            Outcome::Rejected(rejection) => {
-                if let Some(queue_pair) = self.unbind(counters, connection) {
-                    queue_pair.report(ConnectionEvent::Rejected {
-                        private_data: rejection.private_data,
-                        peer_ird: rejection.peer_ird,
-                        peer_ord: rejection.peer_ord,
-                    });
-                }
-                if !connection.resume_stream() {
-                    connection.finish_tcp(now);
-                }
-            }
-            Outcome::Refused(parameters, fault) => {
-                if let Some(queue_pair) = self.unbind(counters, connection) {
-                    let reason = match fault {
-                        Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
-                        _ => ConnectFailure::ReadLimits,
-                    };
-                    queue_pair.report(ConnectionEvent::Failed(reason));
-                }
-                connection.refuse(&parameters, fault, now + iwarp.terminate_drain);
-            }
-        }
-    }
-}
-
 impl Connection {
-    /// Starts full operation for a queue pair.
-    pub(crate) fn begin_running(
-        &mut self,
-        queue_pair: &mut QueuePair,
-        parameters: Parameters,
-        features: Features,
-        limit: Limit,
-    ) {
-        let acknowledges_placed = queue_pair.send.completes_on_ack();
-        let running = Running { limit, acknowledges_placed, ..Running::new(self, &parameters, features) };
-        self.phase.enter(Phase::Running(Box::new(running)));
-        let (local, peer) = endpoints(&self.flow);
-        queue_pair.established.store(true, Ordering::Release);
-        queue_pair.report(ConnectionEvent::Established(Box::new(Established {
-            peer,
-            local,
-            ird: parameters.ird,
-            ord: parameters.ord,
-            peer_ird: parameters.peer_ird,
-            peer_ord: parameters.peer_ord,
-            transmit_markers: parameters.transmit_markers,
-            receive_markers: parameters.receive_markers,
-            peer_to_peer: parameters.ready_to_receive.is_some() || parameters.expects_ready_to_receive,
-            crc: parameters.crc,
-            private_data: parameters.private_data,
-        })));
-    }
-
     /// From now on the peer may be stopped for a while, if it is another program on our switch.
     pub(crate) fn be_patient(&mut self, net: &Net, iwarp: &IwarpConfig, now: Instant) {
         if let (Some(patience), Phase::Running(_)) = (iwarp.switch_timeout, &self.phase)
@@ -443,58 +348,6 @@ impl Connection {
                 counters.cannot_be("octets of the start-up exchange come in another phase");
                 Startup::Failed
             }
-        }
-    }
-
-    /// The start-up came to nothing: tells the queue pair and resets TCP.
-    pub(crate) fn fail_startup<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
-        reason: ConnectFailure,
-    ) {
-        if let Some(queue_pair) = rdma.unbind(counters, self) {
-            queue_pair.report(ConnectionEvent::Failed(reason));
-        }
-        if let Some(stream) = &self.stream {
-            stream.fail(reason.into());
-        }
-        self.ends_by(DisconnectReason::Aborted);
-        self.abort(link, counters, now);
-    }
-
-    /// The stream continues only to send its Terminate, until `close_at`.
-    fn refuse(&mut self, parameters: &Parameters, fault: Fault, close_at: Instant) {
-        let mut running = Running::new(self, parameters, Features::default());
-        running.terminate = running.stream.fail(fault, None);
-        running.ending = Ending::Closed;
-        running.limit = Limit::Close(close_at);
-        self.phase.enter(Phase::Running(Box::new(running)));
-    }
-}
-
-impl Running {
-    fn new(connection: &Connection, parameters: &Parameters, features: Features) -> Running {
-        // Full operation starts behind our start-up frame, which TCP may not have yet.
-        let frame = connection.startup_frame.as_ref().map_or(0, Vec::len) as u64;
-        Running {
-            stream: Stream::new(parameters, features),
-            crc: parameters.crc,
-            marker_mask: if parameters.transmit_markers { u32::MAX } else { 0 },
-            transmit_start: connection.tcp.octets_pushed() + frame,
-            receive_markers: parameters.receive_markers,
-            receive_position: 0,
-            outgoing: None,
-            balance: 0,
-            limit: Limit::None,
-            silences: 0,
-            ending: Ending::No,
-            receive_wait: None,
-            acknowledges_placed: false,
-            peer_closed: false,
-            terminate: None,
         }
     }
 }

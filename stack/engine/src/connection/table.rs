@@ -8,13 +8,13 @@ use uwarp_wire::address::{FlowKey, IpAddress};
 
 use crate::api::command::{ConnectFailure, ConnectParameters};
 use crate::api::config::Limits;
+use crate::api::ports::ReservedPorts;
 use crate::connection::Connection;
 use crate::connection::buffers::{HeldFrames, Record};
 use crate::connection::flow::FlowTable;
 use crate::connection::guesses::Guesses;
 use crate::connection::listener::{Listener, Listeners};
 use crate::connection::phase::Phase;
-use crate::connection::ports::ReservedPorts;
 use crate::connection::shares::Pressure;
 use crate::connection::slab::{BufferStore, Slab};
 use crate::connection::time_wait::TimeWaits;

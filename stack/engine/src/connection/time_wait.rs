@@ -12,7 +12,8 @@ use uwarp_tcp::{Instant, TimeWait};
 use uwarp_wire::address::FlowKey;
 
 use crate::api::counters::Faults;
-use crate::connection::flow::{FlowTable, KeyedHash};
+use crate::connection::flow::FlowTable;
+use crate::link::hash::KeyedHash;
 
 #[derive(Debug)]
 struct Entry {

@@ -4,7 +4,6 @@
 //! and state as the result. It changes nothing before it knows that the case is its own; otherwise the general code
 //! takes over.
 
-pub(crate) mod element;
 pub(crate) mod receive;
 mod segment;
 pub(crate) mod transmit;

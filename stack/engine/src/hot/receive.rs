@@ -14,6 +14,7 @@ use uwarp_wire::{ipv4, ipv6};
 use crate::api::counters::Counters;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::phase::Phase;
+use crate::connection::running::Running;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Connections};
 use crate::hot::segment::Predicted;
@@ -23,7 +24,6 @@ use crate::link::template::{Layout, PLAIN, TAGGED};
 use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::Running;
 
 /// When frames are taken: in a turn of the engine, whose time is `now`.
 #[derive(Clone, Copy)]

@@ -10,10 +10,10 @@ use uwarp_wire::rdmap::READ_REQUEST_LEN;
 use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
+use crate::connection::running::{Ending, Limit, Outgoing, Running, Source};
 use crate::connection::slab::BufferStore;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Connections, Record};
-use crate::hot::element::UsualElement;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::link::template::Pattern;
@@ -21,11 +21,11 @@ use crate::link::transmit::offloads;
 use crate::rdma::Rdma;
 use crate::rdma::choose::{header_len, send_kind};
 use crate::rdma::cutting::build_segment;
+use crate::rdma::element::UsualElement;
 use crate::rdma::fpdu::{Fpdu, SHORT, build_short};
 use crate::rdma::operations::begin_read;
 use crate::rdma::packing::Open;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Ending, Limit, Outgoing, Running, Source};
 use crate::rdma::send::{BALANCE_LIMIT, MESSAGE_COST};
 
 /// What a short way serves: one posted Send or Write of one entry,

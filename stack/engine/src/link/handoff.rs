@@ -18,7 +18,7 @@ use uwarp_wire::address::FlowKey;
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::flow::KeyedHash;
+use crate::link::hash::KeyedHash;
 
 /// Octets of one slot of a ring.
 const SLOT: usize = 256;

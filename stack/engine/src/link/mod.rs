@@ -10,11 +10,10 @@ use crate::link::handoff::Handoff;
 use crate::link::port::{Buffer, Port};
 
 pub mod handoff;
-pub(crate) mod lookahead;
+pub(crate) mod hash;
 pub mod port;
-mod receive;
+pub(crate) mod receive;
 mod state;
-pub mod steering;
 pub(crate) mod template;
 pub(crate) mod transmit;
 

@@ -5,10 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use arrayvec::ArrayVec;
-use serde::{Deserialize, Serialize};
 
 use crate::api::event::ControlError;
 use crate::api::faults::FaultRates;
+pub use crate::api::stats::PoolLevels;
 
 /// Most frames in one burst, received or sent.
 pub const BURST: usize = 32;
@@ -121,20 +121,6 @@ pub struct Capabilities {
     pub transmit_tcp_checksum: bool,
     /// The device cuts frames that are longer than the MTU into segments. It computes their checksums.
     pub segmentation: bool,
-}
-
-/// Fill levels of the receive and the transmit pool, in buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct PoolLevels {
-    /// All receive buffers.
-    pub receive_total: u32,
-    /// Receive buffers that are free.
-    pub receive_free: u32,
-    /// All transmit buffers.
-    pub transmit_total: u32,
-    /// Transmit buffers that are free.
-    pub transmit_free: u32,
 }
 
 /// One queue of a device, which an engine polls.

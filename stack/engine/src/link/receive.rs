@@ -10,6 +10,18 @@ use crate::api::stats::DropReason;
 use crate::link::Link;
 use crate::link::port::{Buffer, ChecksumStatus, Port};
 
+/// Where a received segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// In the frame that has brought it.
+    Frame,
+    /// In a transmit buffer of its own: it came in fragments, or from another engine.
+    Copy {
+        /// That buffer is not of the reserve, so the segment may be held.
+        may_wait: bool,
+    },
+}
+
 impl<P: Port> Link<P> {
     /// Whether a segment is for us and intact. What is not is counted.
     #[inline]

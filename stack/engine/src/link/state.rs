@@ -3,6 +3,7 @@
 use uwarp_tcp::Instant;
 
 use super::{LINK_DELAY, LINK_INTERVAL};
+use crate::api::stats::EngineStats;
 use crate::link::Link;
 use crate::link::port::{LinkState, Port};
 
@@ -25,5 +26,12 @@ impl<P: Port> Link<P> {
         self.check_is_late = false;
         let up = self.port.link() == LinkState::Up;
         (std::mem::replace(&mut self.is_up, up) != up).then_some(up)
+    }
+
+    /// What the room has to say of itself.
+    pub(crate) fn describe(&self, stats: &mut EngineStats) {
+        stats.link_up = self.is_up;
+        stats.faults = self.port.fault_counts();
+        stats.pools = self.port.pool_levels();
     }
 }

@@ -16,7 +16,6 @@ use uwarp_wire::ipv6;
 use crate::api::command::AsyncEvent;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::Connections;
 use crate::link::Link;
 use crate::link::port::Port;
 use crate::net::addresses::Check;
@@ -35,15 +34,9 @@ pub(crate) struct Solicitation {
 }
 
 impl Net {
-    /// Rare work: the check of our addresses, the second announcement, ageing of paths and fragments.
+    /// Rare work: the check of our addresses, the second announcement, ageing of fragments.
     #[cold]
-    pub(crate) fn run_chores<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        connections: &mut Connections<P::Buffer>,
-        counters: &mut Counters,
-        now: Instant,
-    ) {
+    pub(crate) fn run_chores<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
         while let Some(check) = self.addresses.poll_check(now) {
             match check {
                 Check::Solicit(address, nonce) => send_check(link, counters, address, nonce),
@@ -58,7 +51,6 @@ impl Net {
             self.announce_at = None;
             self.announce(link, counters);
         }
-        self.age_paths(connections, counters, now);
         self.expire_fragments(link, counters, now);
         let next = [self.addresses.deadline(), self.announce_at, self.paths.deadline(), self.reassembly.deadline()];
         self.chores_at = next.into_iter().flatten().min();
@@ -86,8 +78,15 @@ impl Net {
         self.chores_at = Some(self.chores_at.map_or(at, |known| known.min(at)));
     }
 
+    /// Sends the solicitations that are due.
+    pub(crate) fn flush_requests<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters) {
+        while let Some(request) = self.neighbours.poll_request() {
+            self.send_solicitation(link, counters, request);
+        }
+    }
+
     /// Asks for a neighbour's hardware address.
-    pub(crate) fn send_solicitation<P: Port>(&self, link: &mut Link<P>, counters: &mut Counters, request: Request) {
+    fn send_solicitation<P: Port>(&self, link: &mut Link<P>, counters: &mut Counters, request: Request) {
         // Other hosts may have all our addresses. Then TCP gives up, as with a host that does not answer.
         let Some(source) = self.addresses.source_for(request.target) else { return };
         let target = match (source.to_ip_addr(), request.target.to_ip_addr()) {

@@ -12,9 +12,9 @@ use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::Origin;
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::link::receive::Origin;
 use crate::net::Net;
 use crate::net::reassembly::{Taken, Whole};
 

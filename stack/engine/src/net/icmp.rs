@@ -3,20 +3,18 @@
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::frame::{Icmp6Frame, IcmpFrame, Refusal, RefusedFrame, Route, emit_icmp, emit_icmp6};
-use uwarp_wire::icmp::{self, IcmpMessage, QuotedTcp};
+use uwarp_wire::icmp::{self, IcmpMessage};
 use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::{ipv4, ipv6};
 
-use crate::api::command::ConnectFailure;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::connection::Connections;
 use crate::link::Link;
-use crate::link::port::{Buffer, Port};
-use crate::net::Net;
+use crate::link::port::Port;
 use crate::net::discovery::Solicitation;
 use crate::net::fragments::fits;
 use crate::net::neighbours::Advertisement;
+use crate::net::{Left, Net};
 
 /// UDP. No UDP port is ever open here.
 const UDP: u8 = 17;
@@ -29,17 +27,17 @@ impl Net {
     pub(crate) fn receive_icmp<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        connections: &mut Connections<P::Buffer>,
         counters: &mut Counters,
-        now: Instant,
         frame: &IcmpFrame<'_>,
-    ) {
+    ) -> Option<Left> {
         let route = &frame.route;
         if route.destination_mac != link.own_mac {
-            return counters.count_drop(DropReason::NotForUs);
+            counters.count_drop(DropReason::NotForUs);
+            return None;
         }
         if !self.addresses.is_own(route.destination) {
-            return counters.count_drop(DropReason::WrongAddress);
+            counters.count_drop(DropReason::WrongAddress);
+            return None;
         }
         match frame.message {
             // A broadcast source: all hosts of the subnet would receive the answer.
@@ -54,49 +52,50 @@ impl Net {
                     link.send_aside(counters, |room| emit_icmp(room, &path, &reply).ok());
                 } else {
                     let mut message = vec![0; reply.emit_len()];
-                    if reply.emit(&mut message).is_err() {
-                        return counters.cannot_be("an answer is longer than it says");
+                    match reply.emit(&mut message) {
+                        Ok(_) => self.send_in_fragments(link, counters, &path, icmp::PROTOCOL, &message),
+                        Err(_) => counters.cannot_be("an answer is longer than it says"),
                     }
-                    self.send_in_fragments(link, counters, &path, icmp::PROTOCOL, &message);
                 }
             }
             IcmpMessage::DestinationUnreachable {
                 code: icmp::unreachable::FRAGMENTATION_NEEDED, next_hop_mtu, ..
             } => {
-                let mtu = next_hop_mtu.into();
-                self.on_too_big(connections, counters, now, frame.message.quoted_tcp(), mtu);
+                return Some(Left::TooBig(frame.message.quoted_tcp(), next_hop_mtu.into()));
             }
-            IcmpMessage::DestinationUnreachable { .. } => {
-                on_soft_error(connections, counters, frame.message.quoted_tcp())
+            IcmpMessage::DestinationUnreachable { .. } | IcmpMessage::TimeExceeded { .. } => {
+                return Some(Left::SoftError(frame.message.quoted_tcp()));
             }
-            IcmpMessage::TimeExceeded { .. } => on_soft_error(connections, counters, frame.message.quoted_tcp()),
             _ => counters.count_drop(DropReason::UnknownProtocol),
         }
+        None
     }
 
     pub(crate) fn receive_icmp6<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        connections: &mut Connections<P::Buffer>,
         counters: &mut Counters,
         now: Instant,
         frame: &Icmp6Frame<'_>,
-    ) {
+    ) -> Option<Left> {
         let route = &frame.route;
         let to_group = self.addresses.listens_to_mac(route.destination_mac.0);
         if route.destination_mac != link.own_mac && !to_group {
-            return counters.count_drop(DropReason::NotForUs);
+            counters.count_drop(DropReason::NotForUs);
+            return None;
         }
         let to_us = self.addresses.is_own(route.destination);
         if !to_us && !self.addresses.listens_to(route.destination) && !self.addresses.is_tentative(route.destination) {
-            return counters.count_drop(DropReason::WrongAddress);
+            counters.count_drop(DropReason::WrongAddress);
+            return None;
         }
         match frame.message {
             Icmp6Message::EchoRequest { identifier, sequence, data } => {
                 // RFC 4443 §4.2: an echo request to a group is answered from a unicast address of ours.
                 let own = if to_us { Some(route.destination) } else { self.addresses.source_for(route.source) };
                 let Some(own) = own.filter(|own| self.addresses.is_own(*own)) else {
-                    return counters.count_drop(DropReason::WrongAddress);
+                    counters.count_drop(DropReason::WrongAddress);
+                    return None;
                 };
                 let reply = Icmp6Message::EchoReply { identifier, sequence, data };
                 let path = link.path(route.source_mac, own, route.source);
@@ -105,14 +104,14 @@ impl Net {
                     link.send_aside(counters, |room| emit_icmp6(room, &path, &reply).ok());
                 } else {
                     let mut message = vec![0; reply.emit_len()];
-                    if reply.emit(&mut message, own, route.source).is_err() {
-                        return counters.cannot_be("an answer is longer than it says");
+                    match reply.emit(&mut message, own, route.source) {
+                        Ok(_) => self.send_in_fragments(link, counters, &path, icmp6::PROTOCOL, &message),
+                        Err(_) => counters.cannot_be("an answer is longer than it says"),
                     }
-                    self.send_in_fragments(link, counters, &path, icmp6::PROTOCOL, &message);
                 }
             }
             Icmp6Message::PacketTooBig { mtu, .. } => {
-                self.on_too_big(connections, counters, now, frame.message.quoted_tcp(), mtu);
+                return Some(Left::TooBig(frame.message.quoted_tcp(), mtu));
             }
             Icmp6Message::NeighbourSolicitation { target, source_mac, nonce } => {
                 let asked = Solicitation { target, source_mac, nonce };
@@ -124,9 +123,12 @@ impl Net {
             }
             Icmp6Message::DestinationUnreachable { .. }
             | Icmp6Message::TimeExceeded { .. }
-            | Icmp6Message::ParameterProblem { .. } => on_soft_error(connections, counters, frame.message.quoted_tcp()),
+            | Icmp6Message::ParameterProblem { .. } => {
+                return Some(Left::SoftError(frame.message.quoted_tcp()));
+            }
             _ => counters.count_drop(DropReason::UnknownProtocol),
         }
+        None
     }
 
     /// Answers an IP packet that no protocol here accepts (RFC 1122 §3.2.2, RFC 4443 §3).
@@ -249,18 +251,4 @@ fn packet_of<'a>(route: &Route, octets: &'a [u8]) -> Option<&'a [u8]> {
 
 fn problem<'a>(code: u8, pointer: usize) -> impl FnOnce(&'a [u8]) -> Icmp6Message<'a> {
     move |quoted| Icmp6Message::ParameterProblem { code, pointer: pointer as u32, quoted }
-}
-
-/// A soft error (RFC 5927 §4): it fails an open under way, and affects nothing else.
-fn on_soft_error<B: Buffer>(connections: &mut Connections<B>, counters: &mut Counters, quoted: Option<QuotedTcp>) {
-    let found = quoted.and_then(|quoted| {
-        let index = connections.find(&quoted.flow)?;
-        Some((quoted, index, connections.table.get(index)?))
-    });
-    let Some((quoted, index, connection)) = found else { return counters.count_drop(DropReason::IcmpForged) };
-    if !connection.tcp.is_in_flight(quoted.sequence) {
-        counters.count_drop(DropReason::IcmpForged);
-    } else if connection.tcp.state() == uwarp_tcp::State::SynSent && connection.is_opening() {
-        connections.fail(index, ConnectFailure::Unreachable);
-    }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use uwarp_tcp::Instant;
 use uwarp_wire::WireError;
 use uwarp_wire::frame::Frame;
+use uwarp_wire::icmp::QuotedTcp;
 
 use crate::api::command::{AsyncEvent, EventSink};
 use crate::api::counters::Counters;
-use crate::api::stats::DropReason;
-use crate::connection::Connections;
+use crate::api::stats::{DropReason, EngineStats};
 use crate::link::Link;
 use crate::link::port::Port;
 use crate::net::addresses::Addresses;
@@ -26,10 +26,20 @@ pub(crate) mod icmp;
 pub(crate) mod neighbours;
 pub(crate) mod path;
 pub(crate) mod reassembly;
-mod resolution;
 
 /// Time between two announcements (ANNOUNCE_INTERVAL of RFC 5227 §1.1).
 pub(crate) const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a frame that is no segment leaves to others.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// The frame of a packet whose last fragment it was.
+    Whole(Vec<u8>),
+    /// A router says that a segment did not fit, and which MTU would, or 0.
+    TooBig(Option<QuotedTcp>, u32),
+    /// A router says that a segment did not reach its destination.
+    SoftError(Option<QuotedTcp>),
+}
 
 /// The state of this room.
 #[derive(Debug)]
@@ -58,17 +68,16 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// Takes a frame that is no segment; `octets` are all of it. Gives the frame of a packet whose last fragment it is.
+    /// Takes a frame that is no segment; `octets` are all of it.
     #[cold]
     pub(crate) fn receive<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        connections: &mut Connections<P::Buffer>,
         counters: &mut Counters,
         now: Instant,
         frame: Result<Frame<'_>, WireError>,
         octets: &[u8],
-    ) -> Option<Vec<u8>> {
+    ) -> Option<Left> {
         let vlan = match &frame {
             Ok(Frame::Arp(frame)) => frame.vlan,
             Ok(Frame::Icmp(frame)) => frame.route.vlan,
@@ -89,7 +98,7 @@ impl Net {
             Ok(Frame::Icmp(frame)) => {
                 let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
                 if !flow.is_some_and(|flow| link.hand_off_octets(counters, &flow, octets)) {
-                    self.receive_icmp(link, connections, counters, now, &frame);
+                    return self.receive_icmp(link, counters, &frame);
                 }
             }
             Ok(Frame::Icmp6(frame)) => {
@@ -98,10 +107,12 @@ impl Net {
                     link.share(counters, octets);
                 }
                 if !flow.is_some_and(|flow| link.hand_off_octets(counters, &flow, octets)) {
-                    self.receive_icmp6(link, connections, counters, now, &frame);
+                    return self.receive_icmp6(link, counters, now, &frame);
                 }
             }
-            Ok(Frame::Fragment(frame)) => return self.take_fragment(link, counters, now, &frame, octets),
+            Ok(Frame::Fragment(frame)) => {
+                return self.take_fragment(link, counters, now, &frame, octets).map(Left::Whole);
+            }
             Ok(Frame::Refused(frame)) => self.refuse_packet(link, counters, now, &frame, octets),
             Ok(Frame::Other(_)) => counters.count_drop(DropReason::UnknownProtocol),
             Ok(Frame::Tcp(_)) => counters.cannot_be("a segment is taken for another packet"),
@@ -111,5 +122,13 @@ impl Net {
             Err(_) => counters.count_drop(DropReason::Malformed),
         }
         None
+    }
+
+    /// What the room has to say of itself.
+    pub(crate) fn describe(&self, stats: &mut EngineStats) {
+        stats.path_mtus = self.paths.iter().map(|(address, mtu)| (address.to_string(), mtu)).collect();
+        stats.fragment_octets = self.reassembly.used() as u64;
+        stats.fragments = self.reassembly.pieces() as u64;
+        stats.neighbours = self.neighbours.len() as u64;
     }
 }

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
-use crate::connection::flow::KeyedHash;
+use crate::link::hash::KeyedHash;
 
 /// BASE_REACHABLE_TIME of RFC 4861 §10; each time is drawn from half of it to one and a half.
 const REACHABLE: Duration = Duration::from_secs(30);

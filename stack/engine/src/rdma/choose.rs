@@ -1,10 +1,10 @@
 //! Which message of a stream is sent next: an answer to the peer, or our own work.
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode, Status};
+use crate::connection::running::{Ending, Outgoing, Running, Source, Tail};
 use crate::rdma::operations::{begin_atomic, begin_commit, begin_read, execute_local, execute_peer_atomic};
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{atomic_fault, invalidate_fault};
-use crate::rdma::running::{Ending, Outgoing, Running, Source, Tail};
 use uwarp_iwarp::{Fault, SendKind};
 use uwarp_memory::{AccessError, Turn};
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};

@@ -30,12 +30,12 @@ use crate::api::counters::Counters;
 use crate::api::work::{Completion, Status};
 use crate::connection::Connections;
 use crate::connection::phase::Phase;
+use crate::connection::running::Running;
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
-use crate::rdma::running::Running;
 
 impl QueuePair {
     /// The stream is over: undelivered messages complete as flushed. They arrived, but what preceded them is not known

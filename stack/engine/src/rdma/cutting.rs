@@ -5,12 +5,12 @@ use uwarp_iwarp::{Cut, LONGEST_HEADER};
 use uwarp_memory::{Access, AccessError, OpenRegion, Turn, kernels};
 
 use crate::api::work::Sge;
+use crate::connection::running::{Outgoing, Source};
 use crate::connection::{Connection, Record};
 use crate::link::port::{Buffer, Port};
 use crate::rdma::fpdu::{Fpdu, SHORT};
 use crate::rdma::packing::Sending;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Outgoing, Source};
 
 impl<P: Port> Sending<'_, P> {
     /// Builds FPDUs of the message being cut that fill a segment each, and hands them to TCP, up to the last but one:

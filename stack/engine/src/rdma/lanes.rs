@@ -10,12 +10,7 @@ use uwarp_ring::{Notifier, Producer};
 
 use crate::api::command::CompletionQueueId;
 use crate::api::counters::Counters;
-use crate::api::work::{Completion, CompletionFlags};
-
-/// A notifier armed for any completion,
-pub const ANY_COMPLETION: u8 = 1;
-/// or for solicited ones (RFC 5040 §5.3) and failures.
-pub const URGENT_COMPLETION: u8 = 2;
+use crate::api::work::{ANY_COMPLETION, Completion, CompletionFlags, URGENT_COMPLETION};
 
 #[derive(Debug)]
 struct Lane {

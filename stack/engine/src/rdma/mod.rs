@@ -7,17 +7,22 @@ use uwarp_tcp::Instant;
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink, QueuePairSetup};
 use crate::api::config::{EngineConfig, IwarpConfig};
 use crate::api::counters::Counters;
-use crate::connection::Connection;
+use crate::api::stats::{EngineStats, TcpInfo};
 use crate::connection::slab::Lent;
+use crate::connection::{Connection, Connections};
+use crate::link::port::Buffer;
 use crate::rdma::commits::Commits;
 use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 
+mod accept;
 pub(crate) mod choose;
 pub(crate) mod commits;
 pub(crate) mod cutting;
 mod doorbells;
+pub(crate) mod element;
+mod ending;
 pub(crate) mod failure;
 pub(crate) mod fpdu;
 pub(crate) mod gathers;
@@ -28,10 +33,10 @@ pub(crate) mod queue_pair;
 pub(crate) mod receive;
 pub(crate) mod receive_queue;
 pub(crate) mod receive_wait;
-pub(crate) mod running;
+mod removal;
 pub(crate) mod send;
 pub(crate) mod send_queue;
-pub mod shared;
+mod startup;
 
 /// How often queue pairs in the error state are checked for receives posted late.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
@@ -140,5 +145,20 @@ impl Rdma {
         if self.sweep_at.is_none() {
             self.sweep_at = Some(now + SWEEP_INTERVAL);
         }
+    }
+
+    /// What the room has to say of itself.
+    pub(crate) fn describe<B: Buffer>(&self, connections: &Connections<B>, stats: &mut EngineStats) {
+        stats.commit_octets = self.commits.octets_written();
+        stats.internal_faults += self.commits.faults();
+        let all = self.queue_pairs.iter().flatten();
+        let connection = |queue_pair: &QueuePair| connections.table.get(queue_pair.connection?);
+        stats.queue_pairs = all.map(|queue_pair| queue_pair.stats(connection(queue_pair))).collect();
+    }
+
+    /// TCP's figures for a queue pair's connection.
+    pub(crate) fn tcp_info<B: Buffer>(&self, connections: &Connections<B>, queue_pair: u32) -> Option<TcpInfo> {
+        let index = self.queue_pairs.get(queue_pair as usize)?.as_ref()?.connection?;
+        connections.table.get(index).map(Connection::tcp_info)
     }
 }

@@ -7,8 +7,8 @@ use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{AtomicOperation, AtomicRequest, CommitRequest, ReadRequest};
 
 use crate::api::work::{SendElement, SendFlags, SendOpcode, Status};
+use crate::connection::running::Running;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::Running;
 
 /// Executes an atomic of the peer. That happens when its answer is due, so it is ordered with the requests before and
 /// behind it (RFC 7306 §7).

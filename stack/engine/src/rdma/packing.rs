@@ -10,13 +10,13 @@ use uwarp_tcp::{BufferToken, Instant};
 use uwarp_wire::checksum::combine;
 
 use crate::api::counters::Counters;
+use crate::connection::running::Running;
 use crate::connection::slab::BufferStore;
 use crate::connection::{Connection, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::Running;
 
 /// What came of pulling work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

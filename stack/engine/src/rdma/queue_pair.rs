@@ -14,7 +14,10 @@ use crate::api::command::{
     Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
     QueuePairSetup, Watch, Watched,
 };
+use crate::api::stats::QueuePairStats;
 use crate::api::work::Completion;
+use crate::connection::Connection;
+use crate::connection::phase::Phase;
 use crate::rdma::commits::{Held, WaitingCommit, WrittenRanges};
 use crate::rdma::lanes::Lanes;
 use crate::rdma::receive_queue::ReceiveQueue;
@@ -172,6 +175,28 @@ impl QueuePair {
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),
             overflowed: None,
+        }
+    }
+
+    /// Its statistics.
+    pub(super) fn stats(&self, connection: Option<&Connection>) -> QueuePairStats {
+        let stream = match connection.map(|connection| &connection.phase) {
+            Some(Phase::Running(running)) => Some(&running.stream),
+            _ => None,
+        };
+        let state = match (stream, self.stage) {
+            (_, Stage::Error) => "error",
+            (Some(_), _) => "rts",
+            (None, Stage::Connected) => "connecting",
+            (None, Stage::Idle) => "idle",
+        };
+        QueuePairStats {
+            number: self.number,
+            state: state.to_owned(),
+            sends_completed: self.send.completed,
+            receives_completed: self.receive.completed,
+            reads_outstanding: stream.map_or(0, |stream| stream.reads_outstanding() as u32),
+            reads_inbound: stream.map_or(0, |stream| stream.inbound_reads() as u32),
         }
     }
 }

@@ -17,11 +17,11 @@ use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Sge, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
+use crate::connection::running::Running;
 use crate::rdma::Rdma;
 use crate::rdma::operations::deliver_original;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::ScatterError;
-use crate::rdma::running::Running;
 
 /// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
 #[derive(Debug, Clone, Copy)]

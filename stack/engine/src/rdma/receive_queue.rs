@@ -1,7 +1,7 @@
 //! The receive queue: where a peer's messages are placed.
 
+use crate::api::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
 use crate::api::work::{Completion, CompletionFlags, CompletionOpcode, ReceiveElement, Sge, Status, entry_at};
-use crate::rdma::shared::{NoReceive, SHARED_SLOTS, SharedReceiveQueueId, SharedReceives, Taken};
 use std::sync::Arc;
 use uwarp_ring::{Consumer, Slot};
 

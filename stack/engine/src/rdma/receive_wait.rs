@@ -24,13 +24,13 @@ use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::phase::Phase;
+use crate::connection::running::{Ending, ReceiveWait, Running};
 use crate::connection::{Connection, HeldFrames};
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, crc_of};
 use crate::rdma::receive_queue::SharedReceiveEvent;
-use crate::rdma::running::{Ending, ReceiveWait, Running};
 
 /// First and longest time between two looks for a receive.
 pub(crate) const FIRST_LOOK: Duration = Duration::from_micros(30);

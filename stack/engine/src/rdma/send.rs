@@ -13,6 +13,7 @@ use uwarp_wire::mpa::MARKER_LEN;
 use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
+use crate::connection::running::{Outgoing, Running, Source, Tail};
 use crate::connection::{Connection, Connections, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
@@ -21,7 +22,6 @@ use crate::rdma::cutting::copy_payload;
 use crate::rdma::fpdu::Fpdu;
 use crate::rdma::packing::{Open, Pulled, Sending};
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::{Outgoing, Running, Source, Tail};
 
 /// The most by which one side of the turn-taking may get ahead, in octets.
 pub(crate) const BALANCE_LIMIT: i64 = 256 << 10;

@@ -4,7 +4,7 @@ use crate::api::work::{
     AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, SendElement,
     SendFlags, SendOpcode, Sge, Status, entry_at,
 };
-use crate::hot::element::UsualElement;
+use crate::rdma::element::UsualElement;
 use std::collections::VecDeque;
 use uwarp_memory::AccessError;
 use uwarp_ring::{Consumer, Slot};

@@ -5,7 +5,6 @@ use std::time::Duration;
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, Command};
-use crate::api::snapshot::queue_pair_tcp_info as tcp_info;
 use crate::api::{Farewell, Shutdown};
 use crate::connection::listener::Requests;
 use crate::core::Core;
@@ -100,7 +99,7 @@ impl<P: Port> Core<P> {
                 let _ = reply.send(Box::new(self.snapshot()));
             }
             Command::TcpInfo { queue_pair, reply } => {
-                let _ = reply.send(tcp_info(connections, rdma, queue_pair));
+                let _ = reply.send(rdma.tcp_info(connections, queue_pair));
             }
             Command::SetAddresses { addresses, station } => {
                 net.neighbours.fix(addresses.iter().map(|own| own.address.into()), station);

@@ -135,7 +135,7 @@ impl<P: Port> Core<P> {
         if connection.tcp.deadline().is_some_and(|at| at <= self.now) {
             let events = connection.tcp.on_deadline(self.now);
             if self.net.paths.is_doubting() {
-                self.net.review_doubt(&mut self.counters, self.now, index, &mut connection);
+                connection.review_doubt(&mut self.net, &mut self.counters, self.now, index);
             }
             if events.contains(Events::TIMED_OUT) {
                 // Send the reset while there is still a connection.

@@ -12,11 +12,13 @@ use crate::api::command::DisconnectReason;
 use crate::api::stats::DropReason;
 use crate::connection::phase::Phase;
 use crate::connection::slab::Lent;
-use crate::connection::{Connection, HeldFrame, Origin};
+use crate::connection::{Connection, HeldFrame};
 use crate::core::Core;
 use crate::hot::receive::{End, Moment};
 use crate::link::contiguous;
 use crate::link::port::{BURST, Buffer, Port};
+use crate::link::receive::Origin;
+use crate::net::Left;
 use crate::net::fragments::Pieces;
 use crate::rdma::receive_wait::FIRST_LOOK;
 
@@ -107,10 +109,14 @@ impl<P: Port> Core<P> {
     #[cold]
     fn receive_other(&mut self, turn: &Turn<'_>, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
         let Core { net, link, connections, counters, now, .. } = self;
-        let whole = net.receive(link, connections, counters, *now, frame, octets);
-        self.end_connections();
-        if let Some(whole) = whole {
-            self.receive_octets(turn, &whole, false);
+        match net.receive(link, counters, *now, frame, octets) {
+            None => {}
+            Some(Left::Whole(whole)) => self.receive_octets(turn, &whole, false),
+            Some(Left::TooBig(quoted, mtu)) => connections.on_too_big(net, counters, *now, quoted, mtu),
+            Some(Left::SoftError(quoted)) => {
+                connections.on_soft_error(counters, quoted);
+                self.end_connections();
+            }
         }
     }
 

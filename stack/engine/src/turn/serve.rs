@@ -5,12 +5,12 @@ use uwarp_memory::Turn;
 use crate::bytestream::conversion::TextPushed;
 use crate::connection::Connection;
 use crate::connection::phase::{Closing, Phase};
+use crate::connection::running::Limit;
 use crate::core::Core;
 use crate::hot::transmit::Serving;
 use crate::link::port::Port;
 use crate::rdma::packing::{Open, Pulled, Sending};
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::running::Limit;
 
 impl<P: Port> Core<P> {
     #[inline(always)]

@@ -1,12 +1,18 @@
 //! Frames to other engines, and from them.
 
-use crate::api::counters::Counters;
-use crate::link::Link;
-use crate::link::handoff::Handoff;
-use crate::link::port::{Buffer, Port};
 use uwarp_wire::address::FlowKey;
 
+use crate::api::counters::Counters;
+use crate::link::Link;
+use crate::link::handoff::{Claim, Handoff};
+use crate::link::port::{Buffer, Port};
+
 impl<P: Port> Link<P> {
+    /// Claims a flow for this engine, so other engines hand over its packets.
+    pub(crate) fn claim(&self, flow: &FlowKey) -> Claim {
+        self.handoff.as_ref().map_or(Claim::Granted, |handoff| handoff.claim(flow))
+    }
+
     /// Hands a segment with a verified checksum to the engine that has its flow. False: no other engine has it, so this
     /// engine must handle the segment.
     #[cold]

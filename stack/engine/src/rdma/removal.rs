@@ -3,13 +3,13 @@
 use crate::api::command::{Abandoned, ConnectFailure, ConnectionEvent, DisconnectReason};
 use crate::api::counters::Counters;
 use crate::connection::phase::Phase;
+use crate::connection::running::Limit;
 use crate::connection::slab::Lent;
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::{QueuePair, Stage};
-use crate::rdma::running::Limit;
 use uwarp_tcp::Instant;
 use uwarp_wire::address::FlowKey;
 

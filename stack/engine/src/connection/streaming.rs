@@ -1,10 +1,12 @@
 //! The engine's half of a plain stream.
 
-use crate::bytestream::ends::{Interest, StreamEnds, StreamFailure, StreamSetup, StreamShared};
-use crossbeam::channel::Sender;
 use std::sync::Arc;
+
+use crossbeam::channel::Sender;
 use uwarp_memory::kernels;
 use uwarp_ring::{ByteConsumer, ByteProducer};
+
+use crate::api::ends::{Interest, StreamEnds, StreamFailure, StreamSetup, StreamShared};
 
 /// The engine's half of a plain stream.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use uwarp_memory::RegionTable;
 use uwarp_ring::Doorbells;
 
 use crate::api::command::{AsyncEvent, Command, EventSink};
-use crate::connection::ports::ReservedPorts;
+use crate::api::ports::ReservedPorts;
 use crate::link::handoff::Handoff;
 
 /// What connects an engine to the rest of the program.

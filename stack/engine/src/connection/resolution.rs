@@ -118,13 +118,6 @@ impl Net {
         }
     }
 
-    /// Sends the solicitations that are due.
-    pub(crate) fn flush_requests<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters) {
-        while let Some(request) = self.neighbours.poll_request() {
-            self.send_solicitation(link, counters, request);
-        }
-    }
-
     /// A next hop did not answer, or an address of ours is another's: attempts to connect that way fail; open
     /// connections go on asking until TCP gives up.
     #[cold]

@@ -7,6 +7,7 @@ use crate::api::command::{AcceptParameters, ConnectFailure, RequestId, StartupOp
 use crate::api::config::IwarpConfig;
 use crate::api::counters::Counters;
 use crate::connection::phase::Phase;
+use crate::connection::running::Limit;
 use crate::connection::slab::Handle;
 use crate::connection::startup::read_limits;
 use crate::connection::{Connection, Connections, Opening};
@@ -14,7 +15,6 @@ use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
 use crate::rdma::Rdma;
-use crate::rdma::running::Limit;
 
 impl<B: Buffer> Connections<B> {
     /// Accepts a connection request with a queue pair.
