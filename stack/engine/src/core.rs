@@ -9,6 +9,7 @@ use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
 use uwarp_wire::ipv6;
 
 use crate::api::Control;
+use crate::api::common::Common;
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
 use crate::bytestream::Streams;
@@ -36,16 +37,13 @@ use crate::rdma::commits::Commits;
 /// The whole engine, apart from its registration for memory epochs.
 #[derive(Debug)]
 pub(crate) struct Core<P: Port> {
-    pub(crate) config: EngineConfig,
-    /// Time of the current turn.
-    pub(crate) now: Instant,
+    pub(crate) common: Common,
     /// Until then only frames, doorbells, commands and the ready list make work for a turn. Zero: look.
     pub(crate) quiet_until: Instant,
     /// Something rare may have to be done in this turn.
     pub(crate) needs_attention: bool,
     /// This turn used only short ways, so no rare work became due.
     pub(crate) only_short_ways: bool,
-    pub(crate) counters: Counters,
     pub(crate) link: Link<P>,
     pub(crate) net: Net,
     pub(crate) connections: Connections<P::Buffer>,
@@ -93,11 +91,9 @@ impl<P: Port> Core<P> {
         let time_wait = config.limits.time_wait as usize;
         let rdma = Rdma::new(&config, Commits::new(channels.waker, &config.iwarp), channels.events.clone());
         Ok(Core {
-            now: Instant::ZERO,
             quiet_until: Instant::ZERO,
             needs_attention: false,
             only_short_ways: false,
-            counters: Counters::default(),
             link: Link {
                 port,
                 own_mac: EthernetAddress(capabilities.mac),
@@ -176,7 +172,7 @@ impl<P: Port> Core<P> {
                 shutdown: None,
                 farewells: Vec::new(),
             },
-            config,
+            common: Common { config, now: Instant::ZERO, counters: Counters::default() },
         })
     }
 }

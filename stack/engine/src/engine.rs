@@ -90,7 +90,7 @@ impl<P: Port> Engine<P> {
 
     /// The sleep is over.
     pub fn wake_up(&mut self, by: Wakeup) {
-        let wakeups = &mut self.core.counters.wakeups;
+        let wakeups = &mut self.core.common.counters.wakeups;
         *match by {
             Wakeup::Device => &mut wakeups.device,
             Wakeup::Doorbell => &mut wakeups.doorbell,
@@ -141,7 +141,7 @@ impl<P: Port> Engine<P> {
 
     /// The work that peers have caused so far: a cheap part of [`Engine::stats`].
     pub fn work(&self) -> Work {
-        self.core.connections.work_done(&self.core.counters)
+        self.core.connections.work_done(&self.core.common.counters)
     }
 
     /// Number of connections, including those in TIME-WAIT.
@@ -158,9 +158,9 @@ impl<P: Port> Engine<P> {
 impl<P: Port> Core<P> {
     /// What every room has to say of itself.
     pub(crate) fn snapshot(&self) -> EngineStats {
-        let mut stats = self.counters.stats();
-        stats.index = self.config.index;
-        stats.work = self.connections.work_done(&self.counters);
+        let mut stats = self.common.counters.stats();
+        stats.index = self.common.config.index;
+        stats.work = self.connections.work_done(&self.common.counters);
         self.link.describe(&mut stats);
         self.net.describe(&mut stats);
         self.connections.describe(&mut stats);

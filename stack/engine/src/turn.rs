@@ -28,8 +28,8 @@ impl<P: Port> Core<P> {
     /// First half of a turn: finds work. True if there is some, which may touch registered memory.
     #[inline(always)]
     pub(crate) fn collect(&mut self, now: Instant, batch: &mut Batch<P::Buffer>) -> bool {
-        self.now = now;
-        self.counters.turns += 1;
+        self.common.now = now;
+        self.common.counters.turns += 1;
         self.link.port.set_now(now);
         self.link.transmit.taken += std::mem::take(&mut self.link.transmit.flushed) as u64;
         self.needs_attention = false;
@@ -60,13 +60,13 @@ impl<P: Port> Core<P> {
     /// doorbells.
     #[inline(never)]
     fn collect_rare(&mut self, has_work: bool, may_have_more: bool) {
-        let now = self.now;
+        let now = self.common.now;
         if !self.control.farewells.is_empty() {
             self.send_farewells();
         }
         if !self.net.announced {
             self.net.announced = true;
-            self.net.announce_twice(&mut self.link, &mut self.counters, now);
+            self.net.announce_twice(&mut self.link, &mut self.common);
             self.net.chores_at = Some(now);
         }
         if self.connections.wheel.due(now) {
@@ -102,9 +102,9 @@ impl<P: Port> Core<P> {
     fn on_link(&mut self, up: bool) {
         self.control.events.send(AsyncEvent::Link { up });
         if up {
-            self.net.announce_twice(&mut self.link, &mut self.counters, self.now);
+            self.net.announce_twice(&mut self.link, &mut self.common);
         } else {
-            self.connections.probe(self.now);
+            self.connections.probe(self.common.now);
         }
     }
 
@@ -184,7 +184,7 @@ impl<P: Port> Core<P> {
             self.run_rare(turn);
         }
         if self.rdma.gathers.unsettled() {
-            self.rdma.settle_gathers(&mut self.connections, &mut self.counters, self.now);
+            self.rdma.settle_gathers(&mut self.connections, &mut self.common);
         }
         self.link.transmit.greedy = 0;
     }
@@ -194,16 +194,16 @@ impl<P: Port> Core<P> {
     fn settle_unusual(&mut self) {
         if self.needs_attention
             && let Some(shutdown) = &mut self.control.shutdown
-            && shutdown.is_over(&mut self.link, &mut self.connections, self.now)
+            && shutdown.is_over(&mut self.link, &mut self.connections, self.common.now)
         {
             self.finish_shutdown();
         }
         if self.connections.starved {
-            let Core { connections, link, counters, config, now, .. } = self;
-            connections.relieve(link, counters, config, *now);
+            let Core { connections, link, common, .. } = self;
+            connections.relieve(link, common);
             self.end_connections();
         }
-        self.link.transmit.frames_each = self.config.budgets.frames_each(self.link.transmit.greedy);
+        self.link.transmit.frames_each = self.common.config.budgets.frames_each(self.link.transmit.greedy);
         self.streams.wake_applications(&mut self.connections);
     }
 
@@ -264,25 +264,25 @@ impl<P: Port> Core<P> {
         while let Some(index) = self.connections.fired.pop() {
             self.on_timer(turn, index);
         }
-        self.connections.run_time_wait(self.link.handoff.as_ref(), self.now);
+        self.connections.run_time_wait(self.link.handoff.as_ref(), self.common.now);
         // Before commits, which queue pairs with new work may begin.
         self.run_doorbells();
-        if self.rdma.commits.unsettled(self.now) {
-            self.rdma.run_commits(&mut self.connections, &mut self.counters, turn, self.now);
+        if self.rdma.commits.unsettled(self.common.now) {
+            self.rdma.run_commits(&mut self.connections, &mut self.common, turn);
         }
-        if self.net.chores_at.is_some_and(|at| at <= self.now) {
-            self.connections.age_paths(&mut self.net, &mut self.counters, self.now);
-            self.net.run_chores(&mut self.link, &mut self.counters, self.now);
+        if self.net.chores_at.is_some_and(|at| at <= self.common.now) {
+            self.connections.age_paths(&mut self.net, &mut self.common);
+            self.net.run_chores(&mut self.link, &mut self.common);
         }
-        if self.net.neighbours.unsettled(self.now) || self.net.known_epoch != self.net.neighbours.epoch() {
-            self.net.run_neighbours(&mut self.link, &mut self.connections, &mut self.counters, self.now);
+        if self.net.neighbours.unsettled(self.common.now) || self.net.known_epoch != self.net.neighbours.epoch() {
+            self.net.run_neighbours(&mut self.link, &mut self.connections, &mut self.common);
             self.end_connections();
         }
-        if self.rdma.sweep_at.is_some_and(|at| at <= self.now) {
-            self.rdma.sweep(&mut self.counters, self.now);
+        if self.rdma.sweep_at.is_some_and(|at| at <= self.common.now) {
+            self.rdma.sweep(&mut self.common);
         }
         if let Some(shutdown) = &mut self.control.shutdown {
-            shutdown.run(&mut self.link, &mut self.connections, &mut self.counters, self.now);
+            shutdown.run(&mut self.link, &mut self.connections, &mut self.common);
             self.end_connections();
         }
     }
@@ -300,7 +300,7 @@ impl<P: Port> Core<P> {
     #[inline(always)]
     pub(crate) fn flush(&mut self) {
         if !self.link.transmit.queue.is_empty() {
-            self.counters.frames_sent += self.link.flush() as u64;
+            self.common.counters.frames_sent += self.link.flush() as u64;
         }
     }
 
@@ -322,7 +322,7 @@ impl<P: Port> Core<P> {
             || more && !self.connections.starved
             || self.rdma.commits.is_busy();
         if busy {
-            self.counters.busy_turns += 1;
+            self.common.counters.busy_turns += 1;
         }
         Turned { received, transmitted, busy }
     }
@@ -331,12 +331,12 @@ impl<P: Port> Core<P> {
     /// may wait for ever.
     #[cold]
     fn send_farewells(&mut self) {
-        let Core { control, connections, link, now, .. } = self;
+        let Core { control, connections, link, common, .. } = self;
         let is_due = |farewell: &mut Farewell| {
             if !link.is_up {
                 return true;
             }
-            if farewell.flow.is_some_and(|flow| connections.closes(&flow, *now)) {
+            if farewell.flow.is_some_and(|flow| connections.closes(&flow, common.now)) {
                 return false;
             }
             // Frames of others behind its own are not waited for: there may always be some.
@@ -362,12 +362,12 @@ impl<P: Port> Core<P> {
         consider(self.rdma.sweep_at);
         consider(self.rdma.commits.deadline());
         if let Some(shutdown) = &self.control.shutdown {
-            let patient = Some(shutdown.patient_until).filter(|at| *at > self.now);
+            let patient = Some(shutdown.patient_until).filter(|at| *at > self.common.now);
             consider(shutdown.drop_at.or(patient).or(Some(shutdown.until)));
         }
         consider(self.link.port.next_arrival());
         if !self.connections.ready.is_empty() && self.connections.starved {
-            consider(Some(self.now + STARVED_INTERVAL));
+            consider(Some(self.common.now + STARVED_INTERVAL));
         }
         next
     }

@@ -1,5 +1,6 @@
 //! Counts of the sources of `stack/`: sizes of files, fields of structs, files that import each other in a circle,
-//! rooms of the engine that import those above them, and functions of it that take most of its state.
+//! rooms of the engine that import those above them, and functions of it that take most of its state, or many
+//! parameters.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +20,7 @@ pub const LINES: usize = 700;
 pub const FIELDS: usize = 16;
 
 /// What is over its limit, by its name: `lines FILE`, `fields FILE STRUCT`, `circle CRATE`, `parts ROOM`, `upward FILE
-/// ROOM`.
+/// ROOM`, `parameters CRATE`.
 pub type Counts = BTreeMap<String, usize>;
 
 /// A source file of a crate.
@@ -126,6 +127,7 @@ pub fn count(root: &Path) -> Counts {
         if name == "engine" {
             let wide = rooms::too_wide(&sources).into_iter();
             counts.extend(wide.map(|(room, count)| (format!("parts stack/engine/src/{room}"), count)));
+            counts.insert("parameters stack/engine".to_owned(), rooms::too_long(&sources));
             let page = std::fs::read_to_string(root.join("docs/internals/rooms.md")).expect("the page of rooms");
             let upward = rooms::upward(&sources, &rooms::order(&page)).into_iter();
             counts.extend(upward.map(|(name, count)| (format!("upward stack/engine/src/{name}"), count)));

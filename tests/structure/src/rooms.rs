@@ -1,4 +1,5 @@
-//! The rooms of the engine: which may import which, and how many of their functions may touch most of its state.
+//! The rooms of the engine: which may import which, how many of their functions may touch most of its state, and how
+//! many have many parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +14,8 @@ const PARTS: [&str; 6] = ["Link", "Net", "Connections", "Rdma", "Streams", "Cont
 const WHOLE: &str = "Core";
 /// Most parts that a function takes.
 const MOST: usize = 3;
+/// Most parameters of a function, `self` included.
+const PARAMETERS: usize = 5;
 
 /// The names of types within a type.
 #[derive(Default)]
@@ -68,6 +71,35 @@ pub fn too_wide(sources: &[Source]) -> BTreeMap<String, usize> {
     counts
 }
 
+/// Functions with more parameters than [`PARAMETERS`], `self` included.
+#[derive(Default)]
+struct Long(usize);
+
+impl Visit<'_> for Long {
+    fn visit_item(&mut self, item: &Item) {
+        let attributes = match item {
+            Item::Mod(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Fn(item) => &item.attrs,
+            _ => &Vec::new(),
+        };
+        if !is_test(attributes) {
+            syn::visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_signature(&mut self, signature: &Signature) {
+        self.0 += usize::from(signature.inputs.len() > PARAMETERS);
+    }
+}
+
+/// How many functions have more parameters than [`PARAMETERS`], `self` included.
+pub fn too_long(sources: &[Source]) -> usize {
+    let mut long = Long::default();
+    sources.iter().flat_map(|source| &source.items).for_each(|item| long.visit_item(item));
+    long.0
+}
+
 /// The rooms in the order of the table of docs/internals/rooms.md, whose text is `page`: the lowest first.
 pub fn order(page: &str) -> Vec<String> {
     page.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split_once("/ |")?.0.to_owned())).collect()
@@ -104,6 +136,17 @@ mod tests {
             mod inner { fn f(l: &Link<P>, n: &Net, r: &Rdma, s: &Streams) {} }
             #[cfg(test)] mod tests { fn g(core: &mut Core<P>) {} }";
         assert_eq!(count(&syn::parse_file(text).expect("Rust").items), 4);
+    }
+
+    #[test]
+    fn functions_of_six_parameters_are_counted() {
+        let text = "
+            impl A { fn a(&self, b: u8, c: u8, d: u8, e: u8, f: u8) {} fn b(&self, b: u8, c: u8, d: u8, e: u8) {} }
+            mod inner { fn f((a, b): (u8, u8), c: u8, d: u8, e: u8, f: u8, g: u8) {} }
+            #[cfg(test)] mod tests { fn f(a: u8, b: u8, c: u8, d: u8, e: u8, f: u8) {} }";
+        let mut long = Long::default();
+        syn::parse_file(text).expect("Rust").items.iter().for_each(|item| long.visit_item(item));
+        assert_eq!(long.0, 2);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use uwarp_wire::address::FlowKey;
 use crate::api::command::{Abandoned, AsyncEvent, Command, EventSink, ShutdownReport};
 
 pub mod command;
+pub(crate) mod common;
 pub(crate) mod completion;
 pub mod config;
 pub(crate) mod counters;

@@ -5,11 +5,9 @@
 //! that back, and the stream continues behind the Reply.
 
 use uwarp_iwarp::startup::{Responder, ResponderOptions};
-use uwarp_tcp::Instant;
 
 use crate::api::command::{ConnectFailure, ConversionParameters, ConversionRole};
-use crate::api::config::IwarpConfig;
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::bytestream::Streams;
 use crate::connection::phase::{Origin, Phase, Responding};
 use crate::connection::slab::Handle;
@@ -26,8 +24,7 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn convert(
         &mut self,
         rdma: &mut Rdma,
-        iwarp: &IwarpConfig,
-        now: Instant,
+        common: &Common,
         parameters: ConversionParameters,
     ) -> Option<(u32, Vec<u8>)> {
         let ConversionParameters { handle, mut ends, returned, role } = parameters;
@@ -38,7 +35,7 @@ impl<B: Buffer> Connections<B> {
         let mut found = self.table.resolve_mut(Handle::from_bits(handle));
         let begun = match &mut found {
             _ if self.opening.is_closed => Err(ConnectFailure::ShuttingDown),
-            Some((index, connection)) => connection.begin_conversion(rdma, iwarp, now, *index, role),
+            Some((_, connection)) => connection.begin_conversion(rdma, common, role),
             None => Err(ConnectFailure::Closed),
         };
         let mut octets = Vec::new();
@@ -60,7 +57,7 @@ impl<B: Buffer> Connections<B> {
         let (index, connection) = found?;
         let space = connection.owner_space();
         connection.set_receive_space(space);
-        connection.schedule(&mut self.ready, index);
+        connection.schedule(&mut self.ready);
         Some((index, octets))
     }
 
@@ -70,17 +67,15 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         streams: &mut Streams,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
-        match self.push_text(link, streams, counters, now, index, connection) {
+        match self.push_text(link, streams, common, connection) {
             TextPushed::All => {}
             TextPushed::TimeWaits => return false,
             TextPushed::More => return true,
         }
-        if connection.startup_frame.is_some() && !self.push_startup_frame(link, counters, connection) {
+        if connection.startup_frame.is_some() && !self.push_startup_frame(link, &mut common.counters, connection) {
             return true;
         }
         if let Some(lent) = connection.stream.as_mut().and_then(|stream| stream.take_lent()) {
@@ -94,15 +89,13 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         streams: &mut Streams,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> TextPushed {
         if connection.stream.as_mut().is_none_or(|stream| !stream.has_text()) {
             return TextPushed::All;
         }
-        let more = self.pull_stream(link, streams, counters, now, index, connection);
+        let more = self.pull_stream(link, streams, common, connection);
         match connection.stream.as_mut().is_some_and(|stream| stream.has_text()) {
             false => TextPushed::All,
             true if more => TextPushed::More,
@@ -115,9 +108,7 @@ impl Connection {
     fn begin_conversion(
         &mut self,
         rdma: &mut Rdma,
-        iwarp: &IwarpConfig,
-        now: Instant,
-        index: u32,
+        common: &Common,
         role: ConversionRole,
     ) -> Result<(), ConnectFailure> {
         let plain = matches!(self.phase, Phase::Stream(_));
@@ -128,19 +119,19 @@ impl Connection {
             ConversionRole::Initiator { queue_pair, options } => {
                 let number = queue_pair;
                 let queue_pair = rdma.idle(number)?;
-                let initiating = initiating(iwarp, now, &options)?;
+                let initiating = initiating(common, &options)?;
                 self.startup_frame = Some(initiating.machine.request().to_vec());
                 self.phase.enter(Phase::Initiating(Box::new(initiating)));
                 self.queue_pair = Some(number);
-                queue_pair.bind(index);
+                queue_pair.bind(self.index);
             }
             ConversionRole::Responder { requests, timeout } => {
-                let options = ResponderOptions { crc: iwarp.crc, ..ResponderOptions::default() };
+                let options = ResponderOptions { crc: common.config.iwarp.crc, ..ResponderOptions::default() };
                 self.phase.enter(Phase::Responding(Box::new(Responding {
                     machine: Responder::new(options),
                     origin: Origin::Stream(requests),
                     half_open: false,
-                    until: now + timeout,
+                    until: common.now + timeout,
                 })));
             }
         }

@@ -10,6 +10,7 @@ use uwarp_ring::{ByteConsumer, Doorbells};
 use uwarp_tcp::{Instant, State};
 
 use crate::api::command::{ConnectFailure, ConnectStreamParameters, DisconnectReason};
+use crate::api::common::Common;
 use crate::api::config::EngineConfig;
 use crate::api::counters::Counters;
 use crate::api::ends::{IncomingStream, Interest, StreamShared, stream};
@@ -28,20 +29,20 @@ use crate::net::Net;
 
 impl Streams {
     /// The handshake of a stream that we opened is done.
-    pub(crate) fn on_open(&mut self, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_open(&mut self, connection: &mut Connection) {
         connection.phase.forget_deadline();
         let Some(stream) = &mut connection.stream else { return };
         stream.opened = true;
         stream.shared.open();
-        self.wake_later(index, connection, Interest::BOTH);
+        self.wake_later(connection, Interest::BOTH);
     }
 
     /// Records what the application is woken for at the end of the turn.
     #[inline]
-    fn wake_later(&mut self, index: u32, connection: &mut Connection, interest: Interest) {
+    fn wake_later(&mut self, connection: &mut Connection, interest: Interest) {
         let Some(stream) = &mut connection.stream else { return };
         if stream.wakeup == Interest::NONE {
-            self.wakeups.push(index);
+            self.wakeups.push(connection.index);
         }
         stream.wakeup = stream.wakeup.and(interest);
     }
@@ -63,31 +64,29 @@ impl Streams {
     pub(crate) fn on_octets<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
         octets: &[u8],
     ) {
-        let Some(stream) = &mut connection.stream else { return counters.count_drop(DropReason::StreamEnded) };
+        let Some(stream) = &mut connection.stream else { return common.counters.count_drop(DropReason::StreamEnded) };
         if stream.receive.is_closed() {
             stream.unread = true;
             connection.quiet = false;
-            counters.count_drop(DropReason::StreamEnded);
+            common.counters.count_drop(DropReason::StreamEnded);
             if connection.finished {
                 // Our side has finished: the peer must learn that its data are discarded.
-                connection.abort_stream(link, counters, now);
+                connection.abort_stream(link, common);
             }
             return;
         }
         let taken = stream.receive.write(octets);
         let space = stream.space();
         connection.set_receive_space(space);
-        self.wake_later(index, connection, Interest::READABLE);
+        self.wake_later(connection, Interest::READABLE);
         if taken < octets.len() {
             // TCP accepts nothing beyond the window, and the window is the ring's free space.
-            counters.cannot_be("octets beyond the window");
-            connection.abort_stream(link, counters, now);
+            common.counters.cannot_be("octets beyond the window");
+            connection.abort_stream(link, common);
         }
     }
 
@@ -97,20 +96,20 @@ impl Streams {
     /// RDMA streams, present or future, ignore the announcement: their octets are in line like any others (RFC 6093
     /// §6), the layers above TCP have no use for urgency, and RFC 5044 does not mention the mechanism.
     #[cold]
-    pub(crate) fn on_urgent(&mut self, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_urgent(&mut self, connection: &mut Connection) {
         let ahead = connection.tcp.urgent_told() as usize;
         if let (Phase::Stream(_), Some(stream)) = (&connection.phase, &connection.stream) {
             stream.shared.set_urgent(stream.receive.position().wrapping_add(ahead));
-            self.wake_later(index, connection, Interest::URGENT);
+            self.wake_later(connection, Interest::URGENT);
         }
     }
 
     /// The peer has closed its side.
-    pub(crate) fn on_fin(&mut self, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_fin(&mut self, connection: &mut Connection) {
         let Some(stream) = &mut connection.stream else { return };
         stream.peer_closed = true;
         stream.receive.close();
-        self.wake_later(index, connection, Interest::READABLE);
+        self.wake_later(connection, Interest::READABLE);
         connection.quiet = false;
     }
 }
@@ -122,7 +121,6 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         doorbells: &Arc<Doorbells>,
         config: &EngineConfig,
-        index: u32,
         connection: &mut Connection,
     ) -> bool {
         let id = connection.phase.listener();
@@ -130,11 +128,11 @@ impl<B: Buffer> Connections<B> {
         let listener = id.and_then(|id| self.opening.listeners.get(connection.flow.local_port, id));
         let listener = listener.map(|found| &found.requests);
         let Some(Requests::Streams { incoming, options, waiting }) = listener else { return false };
-        let handle = self.table.reserved_handle(index);
+        let handle = self.table.reserved_handle(connection.index);
         let (ends, setup) = stream(options, Arc::clone(doorbells));
         let mut streaming = Streaming::new(setup);
         let endpoints = endpoints(&connection.flow);
-        streaming.shared.attach(config.limits.queue_pairs + index, handle.to_bits(), endpoints);
+        streaming.shared.attach(config.limits.queue_pairs + connection.index, handle.to_bits(), endpoints);
         streaming.shared.open();
         streaming.opened = true;
         connection.phase.enter(Phase::Stream(StreamLimit::None));
@@ -149,29 +147,27 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &Link<P>,
         net: &mut Net,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         parameters: ConnectStreamParameters,
     ) {
         let ConnectStreamParameters { remote, local_port, options, timeout, setup } = parameters;
         let streaming = Streaming::new(setup);
-        let flow = match self.check_connect(net, &config.limits, remote).and_then(|address| {
+        let flow = match self.check_connect(net, &common.config.limits, remote).and_then(|address| {
             if streaming.shared.is_aborted() {
                 return Err(ConnectFailure::Closed);
             }
-            self.choose_flow(link, net, config, now, (address, remote.port()), (None, local_port))
+            self.choose_flow(link, net, common, (address, remote.port()), (None, local_port))
         }) {
             Ok(flow) => flow,
             Err(reason) => return streaming.fail(reason.into()),
         };
         let mut settings = self.tcp_config_for(flow.remote);
         options.configure(&mut settings);
-        let isn = self.begin_flow(&flow, now);
-        let tcp = uwarp_tcp::Connection::connect(&settings, isn, now);
-        let phase = Phase::Stream(StreamLimit::Opening(now + timeout));
-        let (handle, connection) = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
-        let bell = config.limits.queue_pairs + handle.index;
+        let isn = self.begin_flow(&flow, common.now);
+        let tcp = uwarp_tcp::Connection::connect(&settings, isn, common.now);
+        let phase = Phase::Stream(StreamLimit::Opening(common.now + timeout));
+        let (handle, connection) = self.add_connection(link.own_mac, net, &mut common.counters, flow, tcp, phase);
+        let bell = common.config.limits.queue_pairs + handle.index;
         streaming.shared.attach(bell, handle.to_bits(), endpoints(&flow));
         connection.stream = Some(streaming);
         self.schedule_index(handle.index);
@@ -184,13 +180,11 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         streams: &mut Streams,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
         if connection.stream.as_ref().is_some_and(Streaming::is_lent)
-            && self.give_back(link, streams, counters, now, index, connection)
+            && self.give_back(link, streams, common, connection)
         {
             return true;
         }
@@ -199,7 +193,7 @@ impl<B: Buffer> Connections<B> {
             return false;
         }
         if stream.shared.is_aborted() {
-            connection.abort_stream(link, counters, now);
+            connection.abort_stream(link, common);
             return false;
         }
         if !stream.opened {
@@ -207,13 +201,13 @@ impl<B: Buffer> Connections<B> {
         }
         if stream.receive.is_closed() && matches!(connection.phase, Phase::Stream(StreamLimit::None)) {
             // The application has dropped the stream: a peer that does not take the rest must not hold it for ever.
-            connection.phase = Phase::Stream(StreamLimit::Abandoned(now + CLOSING_LIMIT));
+            connection.phase = Phase::Stream(StreamLimit::Abandoned(common.now + CLOSING_LIMIT));
             stream.taken = connection.tcp.octets_acknowledged();
         }
         stream.receive.free();
         let space = stream.space();
         connection.set_receive_space(space);
-        let more = self.pull_stream(link, streams, counters, now, index, connection);
+        let more = self.pull_stream(link, streams, common, connection);
         if let Some(stream) = &connection.stream {
             connection.quiet = !more && stream.is_quiet();
         }
@@ -226,9 +220,7 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         streams: &mut Streams,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
         let mut budget = link.transmit.frames_each;
@@ -236,8 +228,8 @@ impl<B: Buffer> Connections<B> {
         let more = loop {
             let Some(stream) = &mut connection.stream else { break false };
             if stream.closed {
-                if !connection.tells_of_loss(link, counters, now) {
-                    connection.leave_if_abandoned(now);
+                if !connection.tells_of_loss(link, common) {
+                    connection.leave_if_abandoned(common.now);
                 }
                 break false;
             }
@@ -248,8 +240,8 @@ impl<B: Buffer> Connections<B> {
             let ends = stream.finishing || stream.send.known() == 0 && stream.send.is_closed();
             let waiting = if stream.send.known() < most { stream.send.available() } else { stream.send.known() };
             if waiting == 0 {
-                if ends && !connection.tells_of_loss(link, counters, now) {
-                    connection.finish_stream(now);
+                if ends && !connection.tells_of_loss(link, common) {
+                    connection.finish_stream(common.now);
                 }
                 break false;
             }
@@ -257,14 +249,13 @@ impl<B: Buffer> Connections<B> {
                 && (length as usize) < most
             {
                 let Some(record) = self.records.get_mut(token) else {
-                    counters.cannot_be("TCP has a record whose buffer is gone");
+                    common.counters.cannot_be("TCP has a record whose buffer is gone");
                     break false;
                 };
                 // The last record is still unsent: what was written meanwhile leaves in the same segment.
-                let (start, offload) = (link.payload_start, link.offload_tcp);
-                let added = grow(counters, record, start, most, &mut stream.send, offload);
+                let added = grow(link, &mut common.counters, record, most, &mut stream.send);
                 if !connection.tcp.extend_tail(added) {
-                    counters.cannot_be("a record is sent while it grows");
+                    common.counters.cannot_be("a record is sent while it grows");
                 }
                 pulled |= added > 0;
                 if added > 0 {
@@ -293,7 +284,7 @@ impl<B: Buffer> Connections<B> {
             let start = link.payload_start;
             let count = waiting.min(most);
             let Some(room) = buffer.storage_mut().and_then(|storage| storage.get_mut(start..start + count)) else {
-                counters.cannot_be("a segment does not fit into a fresh buffer");
+                common.counters.cannot_be("a segment does not fit into a fresh buffer");
                 break false;
             };
             let count = stream.send.read(room);
@@ -314,7 +305,7 @@ impl<B: Buffer> Connections<B> {
             // Wake the writer only when it can write a good amount, not for each segment.
             && stream.send.known() * 4 <= stream.send.capacity() * 3
         {
-            streams.wake_later(index, connection, Interest::WRITABLE);
+            streams.wake_later(connection, Interest::WRITABLE);
         }
         more
     }
@@ -327,33 +318,33 @@ impl<B: Buffer> Connections<B> {
     /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.
     pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
         // Of a stream that has ended, nothing is urgent.
-        let Some((index, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
+        let Some((_, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
         if let Some(stream) = &mut connection.stream {
             let written = stream.send.available() as u64;
             connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
         }
-        connection.schedule(&mut self.ready, index);
+        connection.schedule(&mut self.ready);
     }
 
     pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
         // The stream may not have come to a connection, or has ended.
         let Some(handle) = stream.handle() else { return };
-        let Some((index, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
+        let Some((_, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
         connection.tcp.set_nagle(nagle);
-        connection.schedule(&mut self.ready, index);
+        connection.schedule(&mut self.ready);
     }
 }
 
 /// Appends octets to an unsent record, up to `most` in all; returns their number.
 #[cold]
-fn grow<B: Buffer>(
+fn grow<P: Port>(
+    link: &Link<P>,
     counters: &mut Counters,
-    record: &mut Record<B>,
-    start: usize,
+    record: &mut Record<P::Buffer>,
     most: usize,
     send: &mut ByteConsumer,
-    offload_tcp: bool,
 ) -> u32 {
+    let start = link.payload_start;
     let from = start + usize::from(record.length);
     let room = record.buffer.storage_mut().and_then(|storage| {
         let end = storage.len().min(start + most);
@@ -366,7 +357,7 @@ fn grow<B: Buffer>(
     let added = send.read(room) as u32;
     record.length += added as u16;
     record.buffer.set_range(start, usize::from(record.length));
-    if !offload_tcp {
+    if !link.offload_tcp {
         record.sum = kernels::checksum_sum(record.buffer.data());
     }
     added
@@ -374,15 +365,15 @@ fn grow<B: Buffer>(
 
 impl Connection {
     #[cold]
-    fn abort_stream<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+    fn abort_stream<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) {
         self.ends_by(DisconnectReason::Aborted);
-        self.abort(link, counters, now);
+        self.abort(link, common);
     }
 
     /// RFC 9293 §3.6.1 (SHLD-3): if the application left octets unread, a reset reports the loss once the peer has all
     /// that was written. True: it was sent, or will be.
     #[cold]
-    fn tells_of_loss<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) -> bool {
+    fn tells_of_loss<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) -> bool {
         let open =
             matches!(self.tcp.state(), State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait);
         let Some(stream) = &mut self.stream else { return false };
@@ -392,7 +383,7 @@ impl Connection {
         // From now on each acknowledgment is checked.
         stream.finishing = true;
         if self.tcp.octets_acknowledged() == self.tcp.octets_pushed() {
-            self.abort_stream(link, counters, now);
+            self.abort_stream(link, common);
         }
         true
     }

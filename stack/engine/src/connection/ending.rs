@@ -8,6 +8,7 @@ use uwarp_wire::address::FlowKey;
 use uwarp_wire::tcp::TcpHeader;
 
 use crate::api::command::{ConnectFailure, DisconnectReason, ListenerId};
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::phase::{Closing, Kind, Phase, Reader};
@@ -60,9 +61,9 @@ impl<B: Buffer> Connections<B> {
     }
 
     /// Frees what a connection holds here.
-    pub(crate) fn dismantle(&mut self, index: u32, connection: &mut Connection, now: Instant) {
-        self.flows.remove(connection.tag, index);
-        self.wheel.disarm(index);
+    pub(crate) fn dismantle(&mut self, connection: &mut Connection, now: Instant) {
+        self.flows.remove(self.flows.tag(&connection.flow), connection.index);
+        self.wheel.disarm(connection.index);
         // For a connection that leaves TIME-WAIT early: no reset is sent. What the stores lack they count.
         let _ = connection.tcp.abort(now);
         while let Some(token) = connection.tcp.pop_any() {
@@ -75,7 +76,7 @@ impl<B: Buffer> Connections<B> {
             self.held.remove(token);
         }
         if connection.scheduled {
-            self.ready.retain(|other| *other != index);
+            self.ready.retain(|other| *other != connection.index);
         }
     }
 
@@ -83,13 +84,12 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn stop_listening<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         listener: ListenerId,
     ) {
         for (index, connection) in self.table.iter_mut() {
             if connection.phase.listener() == Some(listener) {
-                connection.abort(link, counters, now);
+                connection.abort(link, common);
                 self.ending.push((index, None));
             }
         }
@@ -144,11 +144,11 @@ impl Connection {
     }
 
     /// Resets the connection. It is removed when it is put back.
-    pub(crate) fn abort<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
-        let mut reset = self.tcp.abort(now);
+    pub(crate) fn abort<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) {
+        let mut reset = self.tcp.abort(common.now);
         while let Some(transmit) = reset {
-            self.send_last(link, counters, transmit.header);
-            reset = self.tcp.poll_transmit(now);
+            self.send_last(link, &mut common.counters, transmit.header);
+            reset = self.tcp.poll_transmit(common.now);
         }
         self.gone = true;
     }
@@ -164,13 +164,7 @@ impl Connection {
     }
 
     /// Takes TCP's events about the end of the connection that need no more than itself. False: it was reset.
-    pub(crate) fn take_end<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
-        events: Events,
-    ) -> bool {
+    pub(crate) fn take_end<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common, events: Events) -> bool {
         if events.contains(Events::FIN_ACKED) {
             self.finished = true;
             if matches!(self.phase, Phase::Closing(Closing { reader: Reader::Unsatisfied, .. }))
@@ -178,32 +172,32 @@ impl Connection {
             {
                 // The peer has all that was written; what it has sent meanwhile is discarded (RFC 9293 §3.6.1).
                 self.ends_by(DisconnectReason::Aborted);
-                self.abort(link, counters, now);
+                self.abort(link, common);
                 return false;
             }
         }
         if events.intersects(Events::RESET) {
             self.ends_by(DisconnectReason::Reset);
-            self.mark_lost(counters);
+            self.mark_lost(&mut common.counters);
         }
         if events.intersects(Events::TIMED_OUT) {
-            counters.connections_timed_out += 1;
+            common.counters.connections_timed_out += 1;
             self.ends_by(DisconnectReason::TimedOut);
-            self.mark_lost(counters);
+            self.mark_lost(&mut common.counters);
         }
         true
     }
 
     /// Octets arrive that nobody reads.
-    pub(crate) fn discard_octets<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
+    pub(crate) fn discard_octets<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) {
         if let Phase::Closing(closing) = &mut self.phase {
             closing.reader.missed();
         }
-        counters.count_drop(DropReason::StreamEnded);
+        common.counters.count_drop(DropReason::StreamEnded);
         if self.finished && self.queue_pair.is_none() {
             // Our side has finished: the peer must learn that its data are discarded.
             self.ends_by(DisconnectReason::Aborted);
-            self.abort(link, counters, now);
+            self.abort(link, common);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod syn;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,6 +14,7 @@ use uwarp_wire::address::IpAddress;
 use crate::api::command::{ConnectionRequest, EventSink, ListenerId, Watch};
 use crate::api::ends::{IncomingStream, StreamOptions};
 use crate::connection::shares::Silent;
+use crate::link::hash::KeyedHash;
 
 /// Time limit of a plain stream's handshake: a little longer than Linux retransmits its SYN-ACK (`tcp_synack_retries`,
 /// 63 s). If the peer's ACK is lost and the peer stays silent, it considers the connection open and does not retry;
@@ -113,6 +115,19 @@ impl Listeners {
 }
 
 impl Listener {
+    /// One without connections, on one own address, on all of a version of IP, or on all. `secret`: see
+    /// [`KeyedHash::new`].
+    pub(crate) fn new(
+        id: ListenerId,
+        address: Option<IpAddr>,
+        backlog: u32,
+        requests: Requests,
+        secret: [u64; 2],
+    ) -> Listener {
+        let (address, silent) = (address.map(IpAddress::from), Silent::new(KeyedHash::new(secret)));
+        Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests }
+    }
+
     /// Whether it takes what comes to an own address.
     fn is_at(&self, address: IpAddress) -> bool {
         self.address.is_none_or(|own| own == address || (own.is_unspecified() && own.is_ipv4() == address.is_ipv4()))

@@ -53,8 +53,8 @@ pub(crate) struct Connection {
     /// Its number among incomplete FPDUs, see [`Gathers`](crate::rdma::gathers::Gathers); 0 if there is none.
     pub(crate) gather_number: u64,
     pub(crate) flow: FlowKey,
-    /// Its tag in the flow table.
-    pub(crate) tag: u32,
+    /// Its place in the table.
+    pub(crate) index: u32,
     /// It is in the ready list.
     pub(crate) scheduled: bool,
     /// Our FIN was acknowledged.

@@ -1,9 +1,10 @@
 //! What routers report about connections: path MTUs, and destinations that cannot be reached.
 
-use uwarp_tcp::{Instant, State};
+use uwarp_tcp::State;
 use uwarp_wire::icmp::QuotedTcp;
 
 use crate::api::command::ConnectFailure;
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::{Connection, Connections};
@@ -36,37 +37,30 @@ impl<B: Buffer> Connections<B> {
 
     /// A packet of ours did not fit. `claimed` is the MTU that would, 0 if the router does not report it.
     #[cold]
-    pub(crate) fn on_too_big(
-        &mut self,
-        net: &mut Net,
-        counters: &mut Counters,
-        now: Instant,
-        quoted: Option<QuotedTcp>,
-        claimed: u32,
-    ) {
-        let Some((quoted, index)) = self.reported(counters, quoted) else { return };
+    pub(crate) fn on_too_big(&mut self, net: &mut Net, common: &mut Common, quoted: Option<QuotedTcp>, claimed: u32) {
+        let Some((quoted, index)) = self.reported(&mut common.counters, quoted) else { return };
         let Some(connection) = self.table.get_mut(index) else { return };
         let destination = connection.flow.remote;
         let Some(mtu) = net.paths.claimed(destination, quoted.packet_len, claimed) else {
-            return counters.count_drop(DropReason::IcmpStale);
+            return common.counters.count_drop(DropReason::IcmpStale);
         };
         if connection.confirmed + u32::from(headers(destination)) <= u32::from(mtu) {
-            connection.lower_path_mtu(net, counters, now, mtu);
-            return connection.schedule(&mut self.ready, index);
+            connection.lower_path_mtu(net, common, mtu);
+            return connection.schedule(&mut self.ready);
         }
         let timeouts = connection.tcp.info().timeouts;
         net.paths.doubt(index, Doubt { mtu, sequence: quoted.sequence, timeouts });
-        counters.path_mtu_doubts += 1;
+        common.counters.path_mtu_doubts += 1;
     }
 
     /// Expires old path MTUs, and adjusts connections after changes.
-    pub(crate) fn age_paths(&mut self, net: &mut Net, counters: &mut Counters, now: Instant) {
-        let Some(unfitted) = net.paths.age(now) else { return };
-        for (index, connection) in self.table.iter_mut() {
-            counters.connections_scanned += 1;
+    pub(crate) fn age_paths(&mut self, net: &mut Net, common: &mut Common) {
+        let Some(unfitted) = net.paths.age(common.now) else { return };
+        for (_, connection) in self.table.iter_mut() {
+            common.counters.connections_scanned += 1;
             if unfitted.contains(&connection.flow.remote) {
                 connection.fit(&net.paths);
-                connection.schedule(&mut self.ready, index);
+                connection.schedule(&mut self.ready);
             }
         }
     }
@@ -75,21 +69,21 @@ impl<B: Buffer> Connections<B> {
 impl Connection {
     /// A timer of the connection has expired, which may confirm or refute its doubted message.
     #[cold]
-    pub(crate) fn review_doubt(&mut self, net: &mut Net, counters: &mut Counters, now: Instant, index: u32) {
+    pub(crate) fn review_doubt(&mut self, net: &mut Net, common: &mut Common) {
         // There are doubts, but perhaps about other connections.
-        let Some(doubt) = net.paths.doubt_about(index) else { return };
+        let Some(doubt) = net.paths.doubt_about(self.index) else { return };
         if !self.tcp.is_in_flight(doubt.sequence) {
-            net.paths.forget(index);
+            net.paths.forget(self.index);
         } else if self.tcp.info().timeouts > doubt.timeouts {
-            net.paths.forget(index);
-            self.lower_path_mtu(net, counters, now, doubt.mtu);
+            net.paths.forget(self.index);
+            self.lower_path_mtu(net, common, doubt.mtu);
         }
     }
 
     /// Uses the MTU for this connection and all others to the same destination.
-    fn lower_path_mtu(&mut self, net: &mut Net, counters: &mut Counters, now: Instant, mtu: u16) {
-        counters.path_mtu_changes += 1;
-        let at = net.paths.lower(now, self.flow.remote, mtu);
+    fn lower_path_mtu(&mut self, net: &mut Net, common: &mut Common, mtu: u16) {
+        common.counters.path_mtu_changes += 1;
+        let at = net.paths.lower(common.now, self.flow.remote, mtu);
         self.fit(&net.paths);
         net.chores_at = Some(net.chores_at.map_or(at, |known| known.min(at)));
     }

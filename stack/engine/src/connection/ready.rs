@@ -8,12 +8,12 @@ use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
 
 impl Connection {
-    /// Puts the connection, which is at `index`, on the ready list.
+    /// Puts the connection on the ready list.
     #[inline]
-    pub(crate) fn schedule(&mut self, ready: &mut VecDeque<u32>, index: u32) {
+    pub(crate) fn schedule(&mut self, ready: &mut VecDeque<u32>) {
         if !self.scheduled {
             self.scheduled = true;
-            ready.push_back(index);
+            ready.push_back(self.index);
         }
     }
 }
@@ -27,16 +27,16 @@ impl<B: Buffer> Connections<B> {
 
     /// Makes every connection find out whether its peer is there. Probes show at once what a keep-alive shows later.
     pub(crate) fn probe(&mut self, now: Instant) {
-        for (index, connection) in self.table.iter_mut() {
+        for (_, connection) in self.table.iter_mut() {
             connection.tcp.link_lost(now);
-            connection.schedule(&mut self.ready, index);
+            connection.schedule(&mut self.ready);
         }
     }
 
     /// Puts the connection at `index` on the ready list. It may be gone: the doorbell of a stream can be late.
     pub(crate) fn schedule_index(&mut self, index: u32) {
         if let Some((connection, _)) = self.table.get_marked(index) {
-            connection.schedule(&mut self.ready, index);
+            connection.schedule(&mut self.ready);
         }
     }
 }

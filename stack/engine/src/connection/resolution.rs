@@ -1,9 +1,9 @@
 //! Connections that wait for the hardware address of their next hop.
 
-use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 
 use crate::api::command::{ConnectFailure, DisconnectReason};
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
@@ -18,24 +18,23 @@ impl Net {
         &mut self,
         link: &mut Link<P>,
         connections: &mut Connections<P::Buffer>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
     ) {
-        self.neighbours.on_deadline(now);
-        self.flush_requests(link, counters);
+        self.neighbours.on_deadline(common.now);
+        self.flush_requests(link, &mut common.counters);
         while let Some(address) = self.neighbours.poll_unreachable() {
-            self.on_unreachable(connections, counters, address);
+            self.on_unreachable(connections, &mut common.counters, address);
         }
         if self.known_epoch != self.neighbours.epoch() {
             self.known_epoch = self.neighbours.epoch();
             while let Some(index) = self.unresolved.pop() {
-                counters.connections_scanned += 1;
+                common.counters.connections_scanned += 1;
                 let Some(connection) = connections.table.get_mut(index) else {
-                    counters.cannot_be("a connection that is gone waits for an address");
+                    common.counters.cannot_be("a connection that is gone waits for an address");
                     continue;
                 };
                 connection.next_hop.unresolved = false;
-                connection.schedule(&mut connections.ready, index);
+                connection.schedule(&mut connections.ready);
             }
         }
     }
@@ -46,15 +45,13 @@ impl Net {
         &mut self,
         link: &mut Link<P>,
         connections: &mut Connections<P::Buffer>,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
         if connection.next_hop.epoch == self.neighbours.epoch() || connection.next_hop.to_self {
             return true;
         }
-        self.resolve_anew(link, connections, counters, now, index, connection)
+        self.resolve_anew(link, connections, common, connection)
     }
 
     #[cold]
@@ -62,18 +59,16 @@ impl Net {
         &mut self,
         link: &mut Link<P>,
         connections: &mut Connections<P::Buffer>,
-        counters: &mut Counters,
-        now: Instant,
-        index: u32,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
-        counters.neighbour_lookups += 1;
+        common.counters.neighbour_lookups += 1;
         if self.addresses.is_tentative(connection.flow.local) {
             // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
-            self.wait_for_address(index, connection);
+            self.wait_for_address(connection);
             return false;
         }
-        match self.neighbours.resolve(now, self.addresses.next_hop(connection.flow.remote)) {
+        match self.neighbours.resolve(common.now, self.addresses.next_hop(connection.flow.remote)) {
             Resolution::Known(mac) => {
                 if connection.next_hop.mac != mac {
                     connection.next_hop.mac = mac;
@@ -84,18 +79,18 @@ impl Net {
             }
             // A passive connection has the address that its SYN came from.
             Resolution::Pending | Resolution::Full if connection.next_hop.epoch != 0 => {
-                self.flush_requests(link, counters);
+                self.flush_requests(link, &mut common.counters);
                 true
             }
             Resolution::Pending => {
-                self.wait_for_address(index, connection);
-                self.flush_requests(link, counters);
+                self.wait_for_address(connection);
+                self.flush_requests(link, &mut common.counters);
                 false
             }
             Resolution::Full => {
                 connection.ends_by(DisconnectReason::TimedOut);
                 if connection.is_opening() {
-                    connections.fail(index, ConnectFailure::Limit);
+                    connections.fail(connection.index, ConnectFailure::Limit);
                 }
                 false
             }
@@ -103,18 +98,18 @@ impl Net {
     }
 
     /// The connection is served again when an address has become known.
-    fn wait_for_address(&mut self, index: u32, connection: &mut Connection) {
+    fn wait_for_address(&mut self, connection: &mut Connection) {
         if !connection.next_hop.unresolved {
             connection.next_hop.unresolved = true;
-            self.unresolved.push(index);
+            self.unresolved.push(connection.index);
         }
     }
 
     /// Forgets a connection that is gone.
-    pub(crate) fn forget(&mut self, index: u32, connection: &Connection) {
-        self.paths.forget(index);
+    pub(crate) fn forget(&mut self, connection: &Connection) {
+        self.paths.forget(connection.index);
         if connection.next_hop.unresolved {
-            self.unresolved.retain(|other| *other != index);
+            self.unresolved.retain(|other| *other != connection.index);
         }
     }
 
@@ -140,7 +135,7 @@ impl Net {
             if connection.is_opening() {
                 connections.fail(*index, ConnectFailure::Unreachable);
             } else {
-                connection.schedule(&mut connections.ready, *index);
+                connection.schedule(&mut connections.ready);
             }
             false
         });

@@ -1,10 +1,10 @@
 //! Segments of a connection for TCP.
 
-use uwarp_tcp::{Instant, Received};
+use uwarp_tcp::Received;
 use uwarp_wire::frame::TcpFrame;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::api::stats::DropReason;
 use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
@@ -15,8 +15,7 @@ impl<B: Buffer> Connections<B> {
     #[inline]
     pub(crate) fn take_segment(
         &self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         frame: &TcpFrame,
         (origin, buffers): (Origin, usize),
@@ -31,11 +30,11 @@ impl<B: Buffer> Connections<B> {
             // No more may be held: data behind a gap counts as lost, but its acknowledgment is processed.
             bare = TcpHeader { flags: header.flags.without(TcpFlags::FIN), ..*header };
             (header, payload_len) = (&bare, 0);
-            counters.count_drop(DropReason::OutOfOrderBudget);
+            common.counters.count_drop(DropReason::OutOfOrderBudget);
         }
-        let received = connection.tcp.on_segment(now, header, payload_len, frame.ecn, token);
+        let received = connection.tcp.on_segment(common.now, header, payload_len, frame.ecn, token);
         if let Some(reason) = received.drop {
-            counters.count_drop(drop_reason(reason));
+            common.counters.count_drop(drop_reason(reason));
         }
         received
     }

@@ -8,7 +8,7 @@ use uwarp_wire::address::FlowKey;
 
 use crate::api::Shutdown;
 use crate::api::command::{DisconnectReason, ShutdownReport};
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::connection::phase::{Phase, Reader};
 use crate::connection::{Connection, Connections};
 use crate::link::Link;
@@ -33,10 +33,9 @@ impl Shutdown {
         &mut self,
         link: &mut Link<P>,
         connections: &mut Connections<P::Buffer>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
     ) {
-        if self.done.is_none() || self.until > now {
+        if self.done.is_none() || self.until > common.now {
             return;
         }
         let Connections { table, ending, .. } = connections;
@@ -46,7 +45,7 @@ impl Shutdown {
                 self.report.reset += 1;
                 self.report.octets_not_acknowledged += left;
                 connection.ends_by(DisconnectReason::Aborted);
-                connection.abort(link, counters, now);
+                connection.abort(link, common);
                 ending.push((index, None));
             }
         }

@@ -12,7 +12,8 @@ use uwarp_wire::tcp::SeqNumber;
 use crate::api::command::{
     ConnectFailure, ConnectParameters, ConnectionRequest, RequestId, StartupOptions, Watch, Watched,
 };
-use crate::api::config::{EngineConfig, IwarpConfig, Limits};
+use crate::api::common::Common;
+use crate::api::config::{IwarpConfig, Limits};
 use crate::api::counters::Counters;
 use crate::connection::listener::{Listener, Requests};
 use crate::connection::phase::{Initiating, Origin, Phase};
@@ -47,16 +48,12 @@ pub(crate) fn read_limits(iwarp: &IwarpConfig, options: &StartupOptions) -> Read
 }
 
 /// The state machine of an initiator.
-pub(crate) fn initiating(
-    iwarp: &IwarpConfig,
-    now: Instant,
-    options: &StartupOptions,
-) -> Result<Initiating, ConnectFailure> {
+pub(crate) fn initiating(common: &Common, options: &StartupOptions) -> Result<Initiating, ConnectFailure> {
     let initiator = InitiatorOptions {
         revision: if options.revision == 1 { Revision::One } else { Revision::Two },
         crc: options.crc,
         markers: options.markers,
-        limits: read_limits(iwarp, options),
+        limits: read_limits(&common.config.iwarp, options),
         ready_to_receive: if options.peer_to_peer { options.ready_to_receive } else { ReadyToReceiveKinds::NONE },
     };
     if options.peer_to_peer && options.ready_to_receive.is_empty() {
@@ -67,7 +64,7 @@ pub(crate) fn initiating(
         machine.fall_back_to_client_server();
     }
     let StartupOptions { first_fpdu_delay, features, timeout, reply_timeout, .. } = *options;
-    Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: now + timeout, reply_timeout })
+    Ok(Initiating { machine, first_fpdu_delay, features, retry: None, until: common.now + timeout, reply_timeout })
 }
 
 /// Whether a connection may be opened again although its predecessor is in TIME-WAIT. Within a host segments arrive in
@@ -92,7 +89,7 @@ impl<B: Buffer> Connections<B> {
         counters.connections_opened += 1;
         let (handle, connection) = self.table.insert(Connection {
             flow,
-            tag,
+            index: 0,
             scheduled: false,
             finished: false,
             gone: false,
@@ -114,6 +111,7 @@ impl<B: Buffer> Connections<B> {
             gather_number: 0,
             end: None,
         });
+        connection.index = handle.index;
         self.flows.insert(tag, handle.index);
         self.opening.reserved.connected(flow.local_port);
         if net.paths.mtu(flow.remote).is_some() {
@@ -127,25 +125,23 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &Link<P>,
         net: &mut Net,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         parameters: ConnectParameters,
     ) -> Result<u32, ConnectFailure> {
         let ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry } = parameters;
-        let address = self.check_connect(net, &config.limits, remote)?;
+        let address = self.check_connect(net, &common.config.limits, remote)?;
         // The flow last: whoever has claimed one goes on to make its connection.
-        let mut initiating = initiating(&config.iwarp, now, &options)?;
+        let mut initiating = initiating(common, &options)?;
         initiating.retry = retry.map(|options| {
             let options = *options;
             let retry = None;
             Box::new(ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry })
         });
-        let flow = self.choose_flow(link, net, config, now, (address, remote.port()), (local_address, local_port))?;
-        let isn = self.begin_flow(&flow, now);
-        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, now);
+        let flow = self.choose_flow(link, net, common, (address, remote.port()), (local_address, local_port))?;
+        let isn = self.begin_flow(&flow, common.now);
+        let tcp = uwarp_tcp::Connection::connect(&self.tcp_config_for(address), isn, common.now);
         let phase = Phase::Initiating(Box::new(initiating));
-        let (handle, connection) = self.add_connection(link.own_mac, net, counters, flow, tcp, phase);
+        let (handle, connection) = self.add_connection(link.own_mac, net, &mut common.counters, flow, tcp, phase);
         connection.queue_pair = Some(number);
         self.schedule_index(handle.index);
         Ok(handle.index)
@@ -181,8 +177,7 @@ impl<B: Buffer> Connections<B> {
         &self,
         link: &Link<P>,
         net: &mut Net,
-        config: &EngineConfig,
-        now: Instant,
+        common: &Common,
         (remote, remote_port): (IpAddress, u16),
         (source, wish): (Option<IpAddr>, Option<u16>),
     ) -> Result<FlowKey, ConnectFailure> {
@@ -199,10 +194,10 @@ impl<B: Buffer> Connections<B> {
             return if port == 0 {
                 Err(ConnectFailure::AddressInUse)
             } else {
-                self.claim(link, net, now, &flow).map(|()| flow)
+                self.claim(link, net, common.now, &flow).map(|()| flow)
             };
         }
-        let (first, last) = config.ephemeral_ports;
+        let (first, last) = common.config.ephemeral_ports;
         let count = u32::from(last - first) + 1;
         // A random start makes ports hard to guess (RFC 6056) and rarely taken.
         let start = net.random.u32(0..count);
@@ -214,18 +209,18 @@ impl<B: Buffer> Connections<B> {
             if self.opening.reserved.contains(flow.local_port) {
                 continue;
             }
-            let arrives_here = config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
+            let arrives_here = common.config.steering.as_ref().is_none_or(|steering| steering.is_ours(&flow));
             if !arrives_here {
                 continue;
             }
             if let Some(wait) = self.time_wait.get(&flow) {
                 let since = wait.deadline();
-                if may_reopen(net, now, &flow, wait) && oldest.is_none_or(|(oldest, _)| since < oldest) {
+                if may_reopen(net, common.now, &flow, wait) && oldest.is_none_or(|(oldest, _)| since < oldest) {
                     oldest = Some((since, flow));
                 }
                 continue;
             }
-            match self.claim(link, net, now, &flow) {
+            match self.claim(link, net, common.now, &flow) {
                 Ok(()) => return Ok(flow),
                 // Another port's flow may have room.
                 Err(ConnectFailure::Limit) => failure = ConnectFailure::Limit,
@@ -233,7 +228,7 @@ impl<B: Buffer> Connections<B> {
             }
         }
         let (_, flow) = oldest.ok_or(failure)?;
-        self.claim(link, net, now, &flow).map(|()| flow)
+        self.claim(link, net, common.now, &flow).map(|()| flow)
     }
 
     /// The initial sequence number of a connection that we open on a flow of [`Connections::choose_flow`]. It begins
@@ -269,11 +264,11 @@ impl<B: Buffer> Connections<B> {
     }
 
     /// The peer's Request is complete: asks the application.
-    pub(crate) fn on_request(&self, counters: &mut Counters, engine: u16, index: u32, connection: &mut Connection) {
+    pub(crate) fn on_request(&self, common: &mut Common, connection: &mut Connection) {
         let Phase::Responding(responding) = &connection.phase else {
-            return counters.cannot_be("a Request comes for a connection that waits for none");
+            return common.counters.cannot_be("a Request comes for a connection that waits for none");
         };
-        let handle = self.table.reserved_handle(index);
+        let handle = self.table.reserved_handle(connection.index);
         let (local, peer) = endpoints(&connection.flow);
         let requests = match &responding.origin {
             Origin::Listener(listener) => match self.opening.listeners.get(connection.flow.local_port, *listener) {
@@ -283,10 +278,10 @@ impl<B: Buffer> Connections<B> {
             Origin::Stream(requests) => Some((requests, None)),
         };
         let (Some(request), Some((requests, watch))) = (responding.machine.request(), requests) else {
-            return counters.cannot_be("a Request is incomplete, or its listener is gone");
+            return common.counters.cannot_be("a Request is incomplete, or its listener is gone");
         };
         let request = ConnectionRequest {
-            request: RequestId { engine, handle: handle.to_bits() },
+            request: RequestId { engine: common.config.index, handle: handle.to_bits() },
             listener: responding.listener(),
             peer,
             local,
@@ -320,11 +315,11 @@ pub(crate) enum Startup {
 
 impl Connection {
     /// From now on the peer may be stopped for a while, if it is another program on our switch.
-    pub(crate) fn be_patient(&mut self, net: &Net, iwarp: &IwarpConfig, now: Instant) {
-        if let (Some(patience), Phase::Running(_)) = (iwarp.switch_timeout, &self.phase)
+    pub(crate) fn be_patient(&mut self, net: &Net, common: &Common) {
+        if let (Some(patience), Phase::Running(_)) = (common.config.iwarp.switch_timeout, &self.phase)
             && net.addresses.is_shared(self.flow.remote)
         {
-            self.tcp.extend_patience(patience, SWITCH_PROBES, now);
+            self.tcp.extend_patience(patience, SWITCH_PROBES, common.now);
         }
     }
 

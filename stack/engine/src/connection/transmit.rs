@@ -9,11 +9,12 @@
 //! retransmitted in segments.
 
 use uwarp_memory::kernels::checksum_sum;
-use uwarp_tcp::{Instant, Slice, Transmit};
+use uwarp_tcp::{Slice, Transmit};
 use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
 use uwarp_wire::frame::{Path, prepend_tcp};
 use uwarp_wire::tcp::TcpFlags;
 
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::slab::BufferStore;
@@ -24,15 +25,12 @@ use crate::link::template::Template;
 use crate::link::transmit::{checksum, offloads};
 
 impl<P: Port> Link<P> {
-    /// Sends what TCP has to send to a next hop that is known. `hot`: new data may take the short way. True: there is
-    /// more.
+    /// Sends what TCP has to send to a next hop that is known. True: there is more.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
         connections: &mut Connections<P::Buffer>,
-        counters: &mut Counters,
-        hot: bool,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
         if connection.next_hop.template.is_none() {
@@ -52,16 +50,25 @@ impl<P: Port> Link<P> {
                 connections.starved |= more;
                 return more;
             }
-            if hot && let Some((mut segment, mut slice)) = connection.tcp.next_fresh(now) {
+            if common.config.hot
+                && let Some((mut segment, mut slice)) = connection.tcp.next_fresh(common.now)
+            {
                 let mut room = connection.tcp.room_for_alike(&segment);
                 let mut pattern = None;
                 loop {
-                    self.emit_fresh(records, counters, connection, (&segment, slice), &mut pattern, room > 0);
+                    self.emit_fresh(
+                        records,
+                        &mut common.counters,
+                        connection,
+                        (&segment, slice),
+                        &mut pattern,
+                        room > 0,
+                    );
                     budget -= 1;
                     if room == 0 || budget == 0 || !self.has_room() || !self.has_free(1) {
                         break;
                     }
-                    let Some(next) = connection.tcp.next_alike(now, &mut segment, &mut room) else { break };
+                    let Some(next) = connection.tcp.next_alike(common.now, &mut segment, &mut room) else { break };
                     slice = next;
                 }
                 continue;
@@ -71,8 +78,8 @@ impl<P: Port> Link<P> {
                 return false;
             }
             // Looked at where it was written: moved, it would be copied first.
-            let Some(transmit) = &connection.tcp.poll_transmit(now) else { return false };
-            self.emit(records, counters, connection, transmit);
+            let Some(transmit) = &connection.tcp.poll_transmit(common.now) else { return false };
+            self.emit(records, &mut common.counters, connection, transmit);
             budget -= 1;
         }
     }

@@ -202,7 +202,7 @@ fn settle(
     debug_assert_eq!(wants_transmit, connection.tcp.wants_transmit());
     if !connection.quiet || wants_transmit {
         // It is served later in this turn, which also arms its timer.
-        return connection.schedule(ready, index);
+        return connection.schedule(ready);
     }
     // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
     // nothing is to be done if it fires before all that the segments can have started.

@@ -5,7 +5,6 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use uwarp_tcp::Instant;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
 use uwarp_wire::ethernet::{EtherType, EthernetAddress, EthernetHeader};
@@ -14,6 +13,7 @@ use uwarp_wire::icmp6::{Icmp6Message, NEIGHBOUR_HOP_LIMIT};
 use uwarp_wire::ipv6;
 
 use crate::api::command::AsyncEvent;
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::link::Link;
@@ -36,22 +36,22 @@ pub(crate) struct Solicitation {
 impl Net {
     /// Rare work: the check of our addresses, the second announcement, ageing of fragments.
     #[cold]
-    pub(crate) fn run_chores<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
-        while let Some(check) = self.addresses.poll_check(now) {
+    pub(crate) fn run_chores<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) {
+        while let Some(check) = self.addresses.poll_check(common.now) {
             match check {
-                Check::Solicit(address, nonce) => send_check(link, counters, address, nonce),
+                Check::Solicit(address, nonce) => send_check(link, &mut common.counters, address, nonce),
                 Check::Assigned(address) => {
-                    advertise(link, counters, address);
+                    advertise(link, &mut common.counters, address);
                     // Connections that wait for the address continue.
                     self.neighbours.touch();
                 }
             }
         }
-        if self.announce_at.is_some_and(|at| at <= now) {
+        if self.announce_at.is_some_and(|at| at <= common.now) {
             self.announce_at = None;
-            self.announce(link, counters);
+            self.announce(link, &mut common.counters);
         }
-        self.expire_fragments(link, counters, now);
+        self.expire_fragments(link, common);
         let next = [self.addresses.deadline(), self.announce_at, self.paths.deadline(), self.reassembly.deadline()];
         self.chores_at = next.into_iter().flatten().min();
     }
@@ -71,9 +71,9 @@ impl Net {
     }
 
     /// Announces now and once more later, since the first announcement may be lost.
-    pub(crate) fn announce_twice<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
-        self.announce(link, counters);
-        let at = now + ANNOUNCE_INTERVAL;
+    pub(crate) fn announce_twice<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) {
+        self.announce(link, &mut common.counters);
+        let at = common.now + ANNOUNCE_INTERVAL;
         self.announce_at = Some(at);
         self.chores_at = Some(self.chores_at.map_or(at, |known| known.min(at)));
     }
@@ -112,65 +112,58 @@ impl Net {
         }
     }
 
-    pub(crate) fn receive_arp<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
-        frame: &ArpFrame,
-    ) {
+    pub(crate) fn receive_arp<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common, frame: &ArpFrame) {
         let packet = &frame.packet;
         if frame.destination_mac != link.own_mac && frame.destination_mac != EthernetAddress::BROADCAST {
-            return counters.count_drop(DropReason::NotForUs);
+            return common.counters.count_drop(DropReason::NotForUs);
         }
         // The link may reflect our own announcement.
         if packet.sender_mac == link.own_mac {
             return;
         }
         if !packet.sender_mac.is_unicast() {
-            return counters.count_drop(DropReason::BadDiscovery);
+            return common.counters.count_drop(DropReason::BadDiscovery);
         }
         let sender = packet.sender_address.into();
         let for_us = self.addresses.is_own(packet.target_address.into());
         if self.addresses.is_own(sender) {
-            return self.on_conflict(link, counters, now, sender);
+            return self.on_conflict(link, common, sender);
         }
         if !packet.is_probe() {
             let answers_us = packet.operation == ArpOperation::Reply && frame.destination_mac == link.own_mac && for_us;
             if answers_us {
                 let said = Advertisement { mac: Some(packet.sender_mac.0), solicited: true, overrides: true };
-                self.neighbours.advertised(now, sender, said);
+                self.neighbours.advertised(common.now, sender, said);
             } else {
                 let asks_us = for_us && packet.operation == ArpOperation::Request;
-                self.neighbours.observe(now, sender, packet.sender_mac.0, asks_us);
+                self.neighbours.observe(common.now, sender, packet.sender_mac.0, asks_us);
             }
         }
         if for_us && packet.operation == ArpOperation::Request && !link.is_second_hand() {
             let reply = packet.reply(link.own_mac);
-            send_arp(link, counters, &reply, packet.sender_mac);
+            send_arp(link, &mut common.counters, &reply, packet.sender_mac);
         }
     }
 
     /// Another host claims an address of ours: defends it, at a limited rate (RFC 5227 §2.4 (c)).
     #[cold]
-    fn on_conflict<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant, address: IpAddress) {
-        counters.address_conflicts += 1;
-        if self.defended_at.is_some_and(|at| now < at + DEFEND_INTERVAL) {
+    fn on_conflict<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common, address: IpAddress) {
+        common.counters.address_conflicts += 1;
+        if self.defended_at.is_some_and(|at| common.now < at + DEFEND_INTERVAL) {
             return;
         }
-        self.defended_at = Some(now);
+        self.defended_at = Some(common.now);
         if link.is_second_hand() {
             return;
         }
         self.events.send(AsyncEvent::AddressConflict { address: address.to_ip_addr() });
-        self.announce(link, counters);
+        self.announce(link, &mut common.counters);
     }
 
     pub(crate) fn receive_solicitation<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         frame: &Icmp6Frame<'_>,
         Solicitation { target, source_mac, nonce }: Solicitation,
     ) {
@@ -179,7 +172,7 @@ impl Net {
         // RFC 4861 §7.1.1: a check for duplicates goes to the solicited-node group and carries no hardware address.
         let to_group = frame.route.destination == ipv6::solicited_node(target).into();
         if frame.hop_limit != NEIGHBOUR_HOP_LIMIT || checks && (!to_group || source_mac.is_some()) {
-            return counters.count_drop(DropReason::BadDiscovery);
+            return common.counters.count_drop(DropReason::BadDiscovery);
         }
         if frame.route.source_mac == link.own_mac {
             return;
@@ -188,7 +181,7 @@ impl Net {
             // RFC 4862 §5.4.3: a check means that another host wants the same address. A mere question gets no answer
             // yet.
             if checks {
-                self.lose(counters, asked, nonce);
+                self.lose(&mut common.counters, asked, nonce);
             }
             return;
         }
@@ -197,15 +190,15 @@ impl Net {
         }
         if checks {
             if !link.is_second_hand() {
-                advertise(link, counters, target);
+                advertise(link, &mut common.counters, target);
             }
             return;
         }
         let Some(source6) = source.to_ipv6() else {
-            return counters.cannot_be("Neighbor Discovery comes over IPv4");
+            return common.counters.cannot_be("Neighbor Discovery comes over IPv4");
         };
         if let Some(mac) = source_mac.filter(EthernetAddress::is_unicast) {
-            self.neighbours.observe(now, source, mac.0, true);
+            self.neighbours.observe(common.now, source, mac.0, true);
         }
         if link.is_second_hand() {
             return;
@@ -213,14 +206,13 @@ impl Net {
         // Without the option, the frame's source is the address to answer to.
         let mac = source_mac.unwrap_or(frame.route.source_mac);
         let message = advertisement(link, target, true);
-        send_discovery(link, counters, mac, (asked, source6), &message);
+        send_discovery(link, &mut common.counters, mac, (asked, source6), &message);
     }
 
     pub(crate) fn receive_advertisement<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         frame: &Icmp6Frame<'_>,
         target: Ipv6Addr,
         said: Advertisement,
@@ -228,20 +220,20 @@ impl Net {
         // RFC 4861 §7.1.2.
         let bad = frame.hop_limit != NEIGHBOUR_HOP_LIMIT || frame.route.destination.is_multicast() && said.solicited;
         if bad || said.mac.is_some_and(|mac| mac[0] & 1 == 1) {
-            return counters.count_drop(DropReason::BadDiscovery);
+            return common.counters.count_drop(DropReason::BadDiscovery);
         }
         if frame.route.source_mac == link.own_mac {
             return;
         }
         let address = IpAddress::from(target);
         if self.addresses.is_tentative(address) {
-            return self.lose(counters, address, None);
+            return self.lose(&mut common.counters, address, None);
         }
         if self.addresses.is_own(address) {
             // RFC 4862 §5.4.4 does not cover an assigned address: defend it once more.
-            return self.on_conflict(link, counters, now, address);
+            return self.on_conflict(link, common, address);
         }
-        self.neighbours.advertised(now, address, said);
+        self.neighbours.advertised(common.now, address, said);
     }
 
     /// Another host has an address that we were checking (RFC 4862 §5.4.5).

@@ -1,15 +1,15 @@
 //! Fragments received and sent. Usual packets never come here.
 
 use uwarp_memory::kernels::checksum_sum;
-use uwarp_tcp::Instant;
 use uwarp_wire::frame::{
     FragmentFrame, Frame, Path, Route, TcpChecksum, TcpFrame, classify, emit_fragment, emit_packet, prepend_tcp,
 };
-use uwarp_wire::icmp::IcmpMessage;
+use uwarp_wire::icmp::{self, IcmpMessage};
 use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::ipv6::FRAGMENT_HEADER_LEN;
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::link::Link;
@@ -27,40 +27,39 @@ impl Net {
     pub(crate) fn take_fragment<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         frame: &FragmentFrame,
         octets: &[u8],
     ) -> Option<Vec<u8>> {
         if frame.route.destination_mac != link.own_mac {
-            counters.count_drop(DropReason::NotForUs);
+            common.counters.count_drop(DropReason::NotForUs);
             return None;
         }
         if !self.addresses.is_own(frame.route.destination) {
-            counters.count_drop(DropReason::WrongAddress);
+            common.counters.count_drop(DropReason::WrongAddress);
             return None;
         }
-        match self.reassembly.take(now, frame, octets) {
+        match self.reassembly.take(common.now, frame, octets) {
             Taken::Waiting => {
                 let next = self.reassembly.deadline();
                 self.chores_at = [self.chores_at, next].into_iter().flatten().min();
                 None
             }
             Taken::Refused => {
-                counters.count_drop(DropReason::Fragment);
+                common.counters.count_drop(DropReason::Fragment);
                 None
             }
             Taken::Problem { pointer } => {
-                counters.count_drop(DropReason::Fragment);
+                common.counters.count_drop(DropReason::Fragment);
                 let message = |quoted| Icmp6Message::ParameterProblem { code: 0, pointer, quoted };
-                self.send_error6(link, counters, now, &frame.route, octets, message);
+                self.send_error6(link, common, &frame.route, octets, message);
                 None
             }
             Taken::Whole(whole) => {
-                counters.reassembled += 1;
+                common.counters.reassembled += 1;
                 let frame = frame_of(&whole);
                 if frame.is_none() {
-                    counters.count_drop(DropReason::Fragment);
+                    common.counters.count_drop(DropReason::Fragment);
                 }
                 frame
             }
@@ -68,34 +67,34 @@ impl Net {
     }
 
     /// Drops fragments whose time limit has passed (RFC 1122 §3.3.2, RFC 8200 §4.5).
-    pub(crate) fn expire_fragments<P: Port>(&mut self, link: &mut Link<P>, counters: &mut Counters, now: Instant) {
-        while let Some((route, quoted)) = self.reassembly.poll_expired(now) {
-            counters.count_drop(DropReason::Fragment);
+    pub(crate) fn expire_fragments<P: Port>(&mut self, link: &mut Link<P>, common: &mut Common) {
+        while let Some((route, quoted)) = self.reassembly.poll_expired(common.now) {
+            common.counters.count_drop(DropReason::Fragment);
             if quoted.is_empty() {
                 continue;
             }
             let route = Route { ip_offset: 0, ip_len: quoted.len(), ..route };
             if route.source.is_ipv4() {
                 let message = |quoted| IcmpMessage::TimeExceeded { code: REASSEMBLY_TIME, quoted };
-                self.send_error4(link, counters, now, &route, &quoted, message);
+                self.send_error4(link, common, &route, &quoted, message);
             } else {
                 let message = |quoted| Icmp6Message::TimeExceeded { code: icmp6::REASSEMBLY_TIME, quoted };
-                self.send_error6(link, counters, now, &route, &quoted, message);
+                self.send_error6(link, common, &route, &quoted, message);
             }
         }
     }
 
-    /// Sends an upper-layer packet that is longer than the MTU. TCP never does.
+    /// Sends a message of ICMP or ICMPv6 that is longer than the MTU. No segment is.
     #[cold]
     pub(crate) fn send_in_fragments<P: Port>(
         &mut self,
         link: &mut Link<P>,
         counters: &mut Counters,
         path: &Path,
-        protocol: u8,
         packet: &[u8],
     ) {
-        let fragment_header = if path.source.is_ipv4() { 0 } else { FRAGMENT_HEADER_LEN };
+        let (protocol, fragment_header) =
+            if path.source.is_ipv4() { (icmp::PROTOCOL, 0) } else { (icmp6::PROTOCOL, FRAGMENT_HEADER_LEN) };
         let room = usize::from(link.port.capabilities().mtu) - ip_header_len(path) - fragment_header;
         let most = room & !7;
         // RFC 7739: the identification must be unpredictable.
@@ -154,7 +153,7 @@ impl<P: Port> Link<P> {
         };
         let header = header_of_piece(pieces.header, at, is_last);
         let piece = &pieces.payload[at..end];
-        let written = write_piece(&mut buffer, self.payload_start, &pieces.path, &header, pieces.ecn, piece);
+        let written = write_piece(&mut buffer, self.payload_start, pieces, &header, piece);
         let frame = written.and_then(|()| classify(buffer.data(), buffer.total_len()).ok());
         let Some(Frame::Tcp(frame)) = frame else {
             counters.cannot_be("a piece of a segment is none, or does not fit into a buffer");
@@ -168,15 +167,14 @@ impl<P: Port> Link<P> {
 fn write_piece<B: Buffer>(
     buffer: &mut B,
     start: usize,
-    path: &Path,
+    of: &Pieces<'_>,
     header: &TcpHeader,
-    ecn: u8,
     piece: &[u8],
 ) -> Option<()> {
     let storage = buffer.storage_mut()?;
     storage.get_mut(start..start + piece.len())?.copy_from_slice(piece);
     let checksum = TcpChecksum::Full { payload_sum: checksum_sum(piece) };
-    let headers = prepend_tcp(&mut storage[..start], path, header, ecn, piece.len(), checksum).ok()?;
+    let headers = prepend_tcp(&mut storage[..start], &of.path, header, of.ecn, piece.len(), checksum).ok()?;
     buffer.set_range(start - headers, headers + piece.len());
     Some(())
 }

@@ -8,7 +8,7 @@ use uwarp_wire::frame::Frame;
 use uwarp_wire::icmp::QuotedTcp;
 
 use crate::api::command::{AsyncEvent, EventSink};
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::api::stats::{DropReason, EngineStats};
 use crate::link::Link;
 use crate::link::port::Port;
@@ -73,8 +73,7 @@ impl Net {
     pub(crate) fn receive<P: Port>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         frame: Result<Frame<'_>, WireError>,
         octets: &[u8],
     ) -> Option<Left> {
@@ -87,39 +86,39 @@ impl Net {
             Ok(Frame::Tcp(_) | Frame::Other(_)) | Err(_) => link.vlan,
         };
         if !link.is_our_vlan(vlan) {
-            counters.count_drop(DropReason::WrongVlan);
+            common.counters.count_drop(DropReason::WrongVlan);
             return None;
         }
         match frame {
             Ok(Frame::Arp(frame)) => {
-                link.share(counters, octets);
-                self.receive_arp(link, counters, now, &frame);
+                link.share(&mut common.counters, octets);
+                self.receive_arp(link, common, &frame);
             }
             Ok(Frame::Icmp(frame)) => {
                 let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
-                if !flow.is_some_and(|flow| link.hand_off_octets(counters, &flow, octets)) {
-                    return self.receive_icmp(link, counters, &frame);
+                if !flow.is_some_and(|flow| link.hand_off_octets(&mut common.counters, &flow, octets)) {
+                    return self.receive_icmp(link, &mut common.counters, &frame);
                 }
             }
             Ok(Frame::Icmp6(frame)) => {
                 let flow = frame.message.quoted_tcp().map(|quoted| quoted.flow);
                 if frame.message.is_discovery() {
-                    link.share(counters, octets);
+                    link.share(&mut common.counters, octets);
                 }
-                if !flow.is_some_and(|flow| link.hand_off_octets(counters, &flow, octets)) {
-                    return self.receive_icmp6(link, counters, now, &frame);
+                if !flow.is_some_and(|flow| link.hand_off_octets(&mut common.counters, &flow, octets)) {
+                    return self.receive_icmp6(link, common, &frame);
                 }
             }
             Ok(Frame::Fragment(frame)) => {
-                return self.take_fragment(link, counters, now, &frame, octets).map(Left::Whole);
+                return self.take_fragment(link, common, &frame, octets).map(Left::Whole);
             }
-            Ok(Frame::Refused(frame)) => self.refuse_packet(link, counters, now, &frame, octets),
-            Ok(Frame::Other(_)) => counters.count_drop(DropReason::UnknownProtocol),
-            Ok(Frame::Tcp(_)) => counters.cannot_be("a segment is taken for another packet"),
-            Err(WireError::HeaderChecksum) => counters.count_drop(DropReason::IpChecksum),
-            Err(WireError::IcmpChecksum) => counters.count_drop(DropReason::L4Checksum),
-            Err(WireError::Neighbour) => counters.count_drop(DropReason::BadDiscovery),
-            Err(_) => counters.count_drop(DropReason::Malformed),
+            Ok(Frame::Refused(frame)) => self.refuse_packet(link, common, &frame, octets),
+            Ok(Frame::Other(_)) => common.counters.count_drop(DropReason::UnknownProtocol),
+            Ok(Frame::Tcp(_)) => common.counters.cannot_be("a segment is taken for another packet"),
+            Err(WireError::HeaderChecksum) => common.counters.count_drop(DropReason::IpChecksum),
+            Err(WireError::IcmpChecksum) => common.counters.count_drop(DropReason::L4Checksum),
+            Err(WireError::Neighbour) => common.counters.count_drop(DropReason::BadDiscovery),
+            Err(_) => common.counters.count_drop(DropReason::Malformed),
         }
         None
     }

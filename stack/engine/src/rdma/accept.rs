@@ -1,11 +1,9 @@
 //! The application's answer to a connection request.
 
 use uwarp_iwarp::startup::{AcceptError, Parameters, ReadLimits};
-use uwarp_tcp::Instant;
 
 use crate::api::command::{AcceptParameters, ConnectFailure, RequestId, StartupOptions};
-use crate::api::config::IwarpConfig;
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::connection::phase::Phase;
 use crate::connection::running::Limit;
 use crate::connection::slab::Handle;
@@ -18,16 +16,9 @@ use crate::rdma::Rdma;
 
 impl<B: Buffer> Connections<B> {
     /// Accepts a connection request with a queue pair.
-    pub(crate) fn accept(
-        &mut self,
-        net: &Net,
-        rdma: &mut Rdma,
-        iwarp: &IwarpConfig,
-        now: Instant,
-        parameters: AcceptParameters,
-    ) {
+    pub(crate) fn accept(&mut self, net: &Net, rdma: &mut Rdma, common: &Common, parameters: AcceptParameters) {
         let number = parameters.queue_pair;
-        if let Err(reason) = self.try_accept(net, rdma, iwarp, now, &parameters) {
+        if let Err(reason) = self.try_accept(net, rdma, common, &parameters) {
             rdma.connect_failed(number, reason);
         }
     }
@@ -36,19 +27,18 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         net: &Net,
         rdma: &mut Rdma,
-        iwarp: &IwarpConfig,
-        now: Instant,
+        common: &Common,
         AcceptParameters { request, queue_pair: number, options }: &AcceptParameters,
     ) -> Result<(), ConnectFailure> {
         let queue_pair = rdma.idle(*number)?;
         let handle = Handle::from_bits(request.handle);
         let (index, connection) = self.table.resolve_mut(handle).ok_or(ConnectFailure::RequestGone)?;
-        let accepted = accept_on(connection, &mut self.opening, iwarp, now, options);
-        connection.schedule(&mut self.ready, index);
+        let accepted = accept_on(connection, &mut self.opening, common, options);
+        connection.schedule(&mut self.ready);
         let (parameters, limit) = accepted?;
         connection.queue_pair = Some(*number);
         connection.begin_running(queue_pair, parameters, options.features, limit);
-        connection.be_patient(net, iwarp, now);
+        connection.be_patient(net, common);
         queue_pair.bind(index);
         Ok(())
     }
@@ -57,8 +47,7 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn reject<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         request: RequestId,
         private_data: &[u8],
     ) {
@@ -70,12 +59,12 @@ impl<B: Buffer> Connections<B> {
                 self.opening.leave_listener(connection);
                 connection.startup_frame = Some(reply);
                 if !connection.resume_stream() {
-                    connection.finish_tcp(now);
+                    connection.finish_tcp(common.now);
                 }
-                connection.schedule(&mut self.ready, index);
+                connection.schedule(&mut self.ready);
             }
             Err(_) => {
-                connection.abort(link, counters, now);
+                connection.abort(link, common);
                 self.end(index);
             }
         }
@@ -86,11 +75,10 @@ impl<B: Buffer> Connections<B> {
 fn accept_on(
     connection: &mut Connection,
     opening: &mut Opening,
-    iwarp: &IwarpConfig,
-    now: Instant,
+    common: &Common,
     options: &StartupOptions,
 ) -> Result<(Parameters, Limit), ConnectFailure> {
-    let limits = read_limits(iwarp, options);
+    let limits = read_limits(&common.config.iwarp, options);
     let Phase::Requested(responding) = &mut connection.phase else { return Err(ConnectFailure::RequestGone) };
     responding.machine.set_ready_to_receive(options.ready_to_receive);
     responding.machine.set_markers(options.markers);
@@ -103,7 +91,7 @@ fn accept_on(
             opening.leave_listener(connection);
             connection.startup_frame = Some(reply);
             if !connection.resume_stream() {
-                connection.finish_tcp(now);
+                connection.finish_tcp(common.now);
             }
             return Err(ConnectFailure::ReadLimits);
         }
@@ -114,7 +102,7 @@ fn accept_on(
     // A client-server initiator may be silent without limit; a peer-to-peer one owes its ready-to-receive
     // indication.
     let limit = match parameters.expects_ready_to_receive {
-        true => Limit::FirstFpdu(now + iwarp.startup_timeout),
+        true => Limit::FirstFpdu(common.now + common.config.iwarp.startup_timeout),
         false => Limit::None,
     };
     Ok((parameters, limit))

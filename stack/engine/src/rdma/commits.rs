@@ -23,9 +23,8 @@ use uwarp_iwarp::stream::InboundCommit;
 use uwarp_memory::{Access, AccessError, CommitStatus, CommitTarget, Turn};
 use uwarp_tcp::Instant;
 
-pub(crate) use self::held::{Held, Hold, WaitingCommit, WrittenRanges};
-pub(crate) use self::shares::Commits;
 use self::shares::{Asker, Ended};
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::work::{Completion, Status};
 use crate::connection::Connections;
@@ -36,6 +35,9 @@ use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
+
+pub(crate) use self::held::{Held, Hold, WaitingCommit, WrittenRanges};
+pub(crate) use self::shares::Commits;
 
 impl QueuePair {
     /// The stream is over: undelivered messages complete as flushed. They arrived, but what preceded them is not known
@@ -143,13 +145,12 @@ impl Rdma {
     pub(crate) fn run_commits<B: Buffer>(
         &mut self,
         connections: &mut Connections<B>,
-        counters: &mut Counters,
+        common: &mut Common,
         turn: &Turn<'_>,
-        now: Instant,
     ) {
         self.commits.write_back(turn);
-        while let Some(ended) = self.commits.next(turn, now) {
-            self.commit_ended(connections, counters, ended);
+        while let Some(ended) = self.commits.next(turn, common.now) {
+            self.commit_ended(connections, &mut common.counters, ended);
         }
     }
 
@@ -170,7 +171,7 @@ impl Rdma {
                     && running.stream.commit_done(ticket, status.code())
                 {
                     connection.quiet = false;
-                    connection.schedule(&mut connections.ready, index);
+                    connection.schedule(&mut connections.ready);
                 }
             }
             Asker::Message { written } => {

@@ -20,7 +20,7 @@ impl<P: Port> Sending<'_, P> {
     pub(super) fn cut_long(&mut self, limit: u16, (budget, space): (&mut u32, &mut usize)) -> Result<(), AccessError> {
         let segment = self.connection.tcp.effective_mss() as usize;
         let start = self.link.payload_start;
-        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(()) };
+        let Some(running) = self.connection.phase.running(&mut self.common.counters) else { return Ok(()) };
         // The general code notices that.
         let Some(outgoing) = &running.outgoing else { return Ok(()) };
         let each = fpdu_len(outgoing.message.next_ulpdu_len(limit) as usize);
@@ -32,9 +32,9 @@ impl<P: Port> Sending<'_, P> {
         self.push_open();
         let to_self = self.connection.next_hop.to_self;
         let each_frame = self.link.segments_of_frame(each, &mut self.connection.tcp, to_self);
-        let Sending { turn, link, records, counters, connection, queue_pair, .. } = self;
+        let Sending { turn, link, records, common, connection, queue_pair, .. } = self;
         let Connection { phase, tcp, .. } = &mut **connection;
-        let Some(running) = phase.running(counters) else { return Ok(()) };
+        let Some(running) = phase.running(&mut common.counters) else { return Ok(()) };
         let crc = running.crc;
         let opens = crc && each > 2 * SHORT;
         let mut source = None;
@@ -74,7 +74,7 @@ impl<P: Port> Sending<'_, P> {
                 record.segment = each as u16;
                 record.buffer.set_range(start, length);
                 tcp.push(token, length as u32);
-                counters.fpdus_sent += built as u64;
+                common.counters.fpdus_sent += built as u64;
                 *budget -= built as u32;
                 *space = space.saturating_sub(length);
             }

@@ -1,8 +1,7 @@
 //! Doorbells that rang, and queue pairs in the error state, whose work is flushed.
 
-use uwarp_tcp::Instant;
-
 use super::SWEEP_INTERVAL;
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::connection::Connections;
 use crate::link::port::Buffer;
@@ -47,16 +46,16 @@ impl Rdma {
     }
 
     /// Flushes what was posted to queue pairs in the error state without a doorbell.
-    pub(crate) fn sweep(&mut self, counters: &mut Counters, now: Instant) {
+    pub(crate) fn sweep(&mut self, common: &mut Common) {
         let mut failed = std::mem::take(&mut self.failed);
         failed.retain(|number| {
             let in_error = self.queue_pair(*number).is_some_and(|queue_pair| queue_pair.stage == Stage::Error);
             if in_error {
-                self.flush(counters, *number);
+                self.flush(&mut common.counters, *number);
             }
             in_error
         });
-        self.sweep_at = (!failed.is_empty()).then(|| now + SWEEP_INTERVAL);
+        self.sweep_at = (!failed.is_empty()).then(|| common.now + SWEEP_INTERVAL);
         self.failed = failed;
     }
 }

@@ -4,7 +4,7 @@ use uwarp_iwarp::qp::Event;
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, DisconnectReason};
-use crate::api::config::EngineConfig;
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::work::Status;
 use crate::connection::ending::CLOSING_LIMIT;
@@ -22,14 +22,12 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         index: u32,
     ) {
-        let Some(mut connection) = self.take(counters, index) else { return };
-        connection.disconnect(link, rdma, counters, config, now);
-        connection.schedule(&mut self.ready, index);
+        let Some(mut connection) = self.take(&mut common.counters, index) else { return };
+        connection.disconnect(link, rdma, common);
+        connection.schedule(&mut self.ready);
         self.put_back(connection);
     }
 
@@ -38,71 +36,56 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
     ) {
         for index in self.table.indexes() {
-            self.disconnect(link, rdma, counters, config, now, index);
+            self.disconnect(link, rdma, common, index);
         }
     }
 }
 
 impl Connection {
     /// Closes the connection in order.
-    fn disconnect<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        rdma: &mut Rdma,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
-    ) {
+    fn disconnect<P: Port>(&mut self, link: &mut Link<P>, rdma: &mut Rdma, common: &mut Common) {
         match &mut self.phase {
-            Phase::Initiating(_) => self.fail_startup(link, rdma, counters, now, ConnectFailure::Closed),
+            Phase::Initiating(_) => self.fail_startup(link, rdma, common, ConnectFailure::Closed),
             Phase::Running(running) => {
                 if let Some(queue_pair) = self.queue_pair.and_then(|number| rdma.queue_pair(number))
                     && running.ending == Ending::No
                 {
                     self.end.get_or_insert(DisconnectReason::Local);
                     running.ending = Ending::Finishing { until: queue_pair.send.end() };
-                    if config.iwarp.switch_timeout.is_some() {
+                    if common.config.iwarp.switch_timeout.is_some() {
                         // Who leaves does not wait for a peer on the switch that is stopped.
-                        self.tcp.set_patience(config.tcp.user_timeout, config.tcp.keep_alive, now);
+                        self.tcp.set_patience(common.config.tcp.user_timeout, common.config.tcp.keep_alive, common.now);
                     }
                     if !running.stream.may_transmit() && running.limit == Limit::None {
                         // Posted work waits for the peer's first FPDU, normally without limit, but not while a
                         // disconnect waits too.
-                        running.limit = Limit::FirstFpdu(now + config.iwarp.startup_timeout);
+                        running.limit = Limit::FirstFpdu(common.now + common.config.iwarp.startup_timeout);
                     }
-                    self.close_if_finished(queue_pair, now);
+                    self.close_if_finished(queue_pair, common.now);
                 }
             }
             Phase::Stream(_) => {
                 if !self.end_writes() {
-                    self.fail_startup(link, rdma, counters, now, ConnectFailure::ShuttingDown);
+                    self.fail_startup(link, rdma, common, ConnectFailure::ShuttingDown);
                 }
             }
-            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(link, counters, now),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(link, common),
             Phase::Closing(_) => {}
         }
     }
 
     /// The stream is over: flushes everything left, and tells the application.
-    pub(crate) fn stream_over(
-        &mut self,
-        opening: &mut Opening,
-        rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
-    ) {
+    pub(crate) fn stream_over(&mut self, opening: &mut Opening, rdma: &mut Rdma, common: &mut Common) {
         let mut phase = self.phase.end();
         self.plain_stream_over();
         // It is a plain stream, the end is told, or the queue pair is gone.
         let Some(number) = self.queue_pair.take() else { return };
         let Rdma { queue_pairs, lanes, commits, events, .. } = rdma;
         let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) else {
-            return counters.cannot_be("the queue pair of a connection is gone");
+            return common.counters.cannot_be("the queue pair of a connection is gone");
         };
         queue_pair.connection = None;
         if !matches!(phase, Phase::Running(_)) {
@@ -142,11 +125,11 @@ impl Connection {
             events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
         }
         queue_pair.retire(lanes, self.tcp.octets_acknowledged());
-        queue_pair.flush(lanes, commits, events, counters, None, None);
+        queue_pair.flush(lanes, commits, events, &mut common.counters, None, None);
         // Who hears of the end may take it for all: what waits for completions is woken first.
         lanes.settle();
         queue_pair.report(ConnectionEvent::Disconnected(reason));
-        rdma.sweep_soon(number, now);
+        rdma.sweep_soon(number, common.now);
     }
 
     /// Closes TCP on our side once the queue is worked off, if that is wanted.
@@ -176,37 +159,30 @@ impl Connection {
     }
 
     /// The time limit of the phase is over.
-    pub(crate) fn on_phase_deadline<P: Port>(
-        &mut self,
-        link: &mut Link<P>,
-        rdma: &mut Rdma,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
-    ) {
-        let is_taken = self.was_taken_since_last(config.limits.least_rate);
+    pub(crate) fn on_phase_deadline<P: Port>(&mut self, link: &mut Link<P>, rdma: &mut Rdma, common: &mut Common) {
+        let is_taken = self.was_taken_since_last(common.config.limits.least_rate);
         match &mut self.phase {
             Phase::Stream(limit @ StreamLimit::Abandoned(_)) if is_taken => {
-                *limit = StreamLimit::Abandoned(now + CLOSING_LIMIT);
+                *limit = StreamLimit::Abandoned(common.now + CLOSING_LIMIT);
             }
             Phase::Initiating(_) | Phase::Stream(_) => {
-                self.fail_startup(link, rdma, counters, now, ConnectFailure::TimedOut);
+                self.fail_startup(link, rdma, common, ConnectFailure::TimedOut);
             }
-            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing(_) => self.abort(link, counters, now),
+            Phase::Responding(_) | Phase::Incoming(_) | Phase::Closing(_) => self.abort(link, common),
             Phase::Requested(_) => {}
             Phase::Running(running) => match std::mem::replace(&mut running.limit, Limit::None) {
-                Limit::Close(_) => self.abort(link, counters, now),
+                Limit::Close(_) => self.abort(link, common),
                 Limit::FirstFpdu(_) if !running.stream.may_transmit() => {
                     // The peer is silent although it owes a ready-to-receive indication, or delays the end of the
                     // connection.
                     self.ends_by(DisconnectReason::TimedOut);
-                    self.abort(link, counters, now);
+                    self.abort(link, common);
                 }
-                Limit::Pause(_) => running.limit = Limit::silence(now, config.iwarp.nudge_after, 0),
+                Limit::Pause(_) => running.limit = Limit::silence(common.now, common.config.iwarp.nudge_after, 0),
                 Limit::Silence(_) if !running.stream.has_heard() => {
                     running.silences += 1;
-                    running.limit = Limit::silence(now, config.iwarp.nudge_after, running.silences);
-                    self.nudge(counters);
+                    running.limit = Limit::silence(common.now, common.config.iwarp.nudge_after, running.silences);
+                    self.nudge(&mut common.counters);
                 }
                 Limit::FirstFpdu(_) | Limit::Silence(_) | Limit::None => {}
             },
@@ -233,22 +209,21 @@ impl Connection {
         opening: &mut Opening,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
     ) {
         match &mut self.phase {
             Phase::Initiating(_) => {
                 if opening.try_again(&mut self.phase) {
                     // The next attempt has the outcome.
-                    let _ = rdma.unbind(counters, self);
-                    return self.abort(link, counters, now);
+                    let _ = rdma.unbind(&mut common.counters, self);
+                    return self.abort(link, common);
                 }
-                self.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
+                self.fail_startup(link, rdma, common, ConnectFailure::Closed);
             }
-            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(link, counters, now),
-            Phase::Closing(_) => self.close_tcp(now),
+            Phase::Responding(_) | Phase::Requested(_) | Phase::Incoming(_) => self.abort(link, common),
+            Phase::Closing(_) => self.close_tcp(common.now),
             Phase::Stream(_) | Phase::Running(_) => {
-                counters.cannot_be("the FIN of a stream is taken for that of no stream");
+                common.counters.cannot_be("the FIN of a stream is taken for that of no stream");
             }
         }
     }
@@ -278,9 +253,9 @@ impl Connection {
 
 impl Rdma {
     /// Handles the peer's FIN behind a stream in full operation.
-    pub(crate) fn on_fin(&mut self, counters: &mut Counters, now: Instant, connection: &mut Connection) {
+    pub(crate) fn on_fin(&mut self, common: &mut Common, connection: &mut Connection) {
         let Phase::Running(running) = &mut connection.phase else {
-            return counters.cannot_be("a stream ends that is not in full operation");
+            return common.counters.cannot_be("a stream ends that is not in full operation");
         };
         let unframed = connection.gather.len();
         running.peer_closed = true;
@@ -303,15 +278,15 @@ impl Rdma {
                         Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
                         Ending::Closed => Ending::Closed,
                     };
-                    connection.close_if_finished(queue_pair, now);
+                    connection.close_if_finished(queue_pair, common.now);
                 }
                 // FIN follows the pending Terminate.
                 None if running.terminate.is_some() => {}
-                None => connection.close_tcp(now),
+                None => connection.close_tcp(common.now),
             },
             Err(fault) => {
                 connection.ends_by(DisconnectReason::PeerClosedEarly);
-                self.fail_stream(counters, now, connection, queue_pair.as_deref_mut(), fault.into(), None);
+                self.fail_stream(common, connection, queue_pair.as_deref_mut(), fault.into(), None);
             }
         }
         self.give(queue_pair);

@@ -1,6 +1,11 @@
 //! The end of a stream by a fault, a Terminate or an overflow, and the flush of posted work.
 
+use uwarp_iwarp::Message;
+use uwarp_iwarp::fault::LocalStatus;
+use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
+
 use crate::api::command::{AsyncEvent, DisconnectReason, EventSink, TerminateCode};
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::work::Status;
 use crate::connection::Connection;
@@ -12,10 +17,6 @@ use crate::rdma::commits::Commits;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
 use crate::rdma::receive::{Failure, read_fault};
-use uwarp_iwarp::Message;
-use uwarp_iwarp::fault::LocalStatus;
-use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
-use uwarp_tcp::Instant;
 
 impl QueuePair {
     /// Completes all posted work in order, as flushed. The send element at slot `send.0` from the head and the oldest
@@ -85,28 +86,26 @@ impl Rdma {
     #[cold]
     pub(crate) fn fail_stream(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         failure: Failure,
         ulpdu: Option<&[u8]>,
     ) {
-        let Some(running) = connection.phase.running(counters) else { return };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return };
         if running.stream.state().flushes() {
             // The first fault counts (RFC 5040 §7.1 (4)), and its time limit must not be restarted.
             return;
         }
         let message = running.stream.fail(failure.fault, ulpdu);
-        self.end_by_fault(counters, now, connection, queue_pair, failure, message);
+        self.end_by_fault(common, connection, queue_pair, failure, message);
     }
 
     /// As [`Rdma::fail_stream`], with a Terminate that is built already; `None` if none is to be sent.
     #[cold]
     pub(crate) fn end_by_fault(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         failure: Failure,
@@ -120,14 +119,14 @@ impl Rdma {
             queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
             let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
             let was_flushed = queue_pair.stage == Stage::Error;
-            self.flush_with(counters, queue_pair, send, failure.receive);
+            self.flush_with(&mut common.counters, queue_pair, send, failure.receive);
             if !was_flushed {
                 self.announce_fatal(queue_pair, connection, failure);
             }
         }
         connection.quiet = false;
-        let Some(running) = connection.phase.running(counters) else { return };
-        running.limit = Limit::Close(now + self.config.terminate_drain);
+        let Some(running) = connection.phase.running(&mut common.counters) else { return };
+        running.limit = Limit::Close(common.now + self.config.terminate_drain);
         running.outgoing = None;
         // Nothing can be sent after our FIN.
         let may_say = std::mem::replace(&mut running.ending, Ending::Closed) != Ending::Closed;
@@ -135,7 +134,7 @@ impl Rdma {
             running.terminate = message;
         } else if running.terminate.is_none() {
             // Otherwise an earlier fault's Terminate is still to be sent, and FIN follows it.
-            connection.close_tcp(now);
+            connection.close_tcp(common.now);
         }
     }
 
@@ -154,64 +153,61 @@ impl Rdma {
     #[cold]
     pub(crate) fn fail_refused(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
         refused: Refused,
     ) {
-        let Some(running) = connection.phase.running(counters) else { return };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return };
         let (fault, message) = match refused {
-            Refused::Work(status) => return self.fail_work(counters, now, connection, queue_pair, status),
+            Refused::Work(status) => return self.fail_work(common, connection, queue_pair, status),
             Refused::Answer(fault) => (fault, running.stream.fail_atomic(fault)),
             Refused::Memory(error) => match running.outgoing.take() {
                 Some(Outgoing { source: Source::Response { .. }, message, .. }) => {
                     let fault = read_fault(error);
                     (fault, running.stream.fail_response(fault, &message))
                 }
-                _ => return self.fail_work(counters, now, connection, queue_pair, Status::LocalProtection),
+                _ => return self.fail_work(common, connection, queue_pair, Status::LocalProtection),
             },
         };
         let failure = Failure { fault, receive: None, send: None };
-        self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
+        self.end_by_fault(common, connection, Some(queue_pair), failure, message);
     }
 
     /// The element at the head of what is not begun fails: it gets `status`, the rest is flushed, the stream ends.
     #[cold]
     fn fail_work(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
         status: Status,
     ) {
         queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
-        let Some(running) = connection.phase.running(counters) else { return };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         connection.ends_by(DisconnectReason::LocalError(status));
         let failure = Failure { fault, receive: None, send: None };
         let at = queue_pair.send.begun();
         let was_flushed = queue_pair.stage == Stage::Error;
-        self.flush_with(counters, queue_pair, Some((at, status)), None);
+        self.flush_with(&mut common.counters, queue_pair, Some((at, status)), None);
         if !was_flushed {
             self.announce_fatal(queue_pair, connection, failure);
         }
-        self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
+        self.end_by_fault(common, connection, Some(queue_pair), failure, message);
     }
 
     /// The peer's Terminate: the oldest outstanding work is what it speaks of, as far as can be told.
     #[cold]
     pub(crate) fn on_peer_terminate(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: &mut QueuePair,
         terminate: &ReceivedTerminate,
     ) {
-        counters.terminates_received += 1;
+        common.counters.terminates_received += 1;
         let message = &terminate.terminate;
         let code = TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
         let status = match terminate.status() {
@@ -227,38 +223,32 @@ impl Rdma {
             queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
         }
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
-        self.flush_with(counters, queue_pair, began.then_some((0, status)), None);
+        self.flush_with(&mut common.counters, queue_pair, began.then_some((0, status)), None);
         if let Phase::Running(running) = &mut connection.phase {
-            running.limit = Limit::Close(now + self.config.terminate_drain);
+            running.limit = Limit::Close(common.now + self.config.terminate_drain);
             running.outgoing = None;
             running.terminate = None;
             running.ending = Ending::Closed;
         }
-        connection.close_tcp(now);
+        connection.close_tcp(common.now);
     }
 
     /// A completion did not fit. Nothing is lost, but the queue pair cannot continue.
     #[cold]
-    pub(crate) fn on_overflow(
-        &mut self,
-        counters: &mut Counters,
-        now: Instant,
-        connection: &mut Connection,
-        queue_pair: &mut QueuePair,
-    ) {
+    pub(crate) fn on_overflow(&mut self, common: &mut Common, connection: &mut Connection, queue_pair: &mut QueuePair) {
         let Some(queue) = queue_pair.overflowed.take() else { return };
         if queue_pair.stage == Stage::Error {
             return;
         }
-        counters.completion_overflows += 1;
+        common.counters.completion_overflows += 1;
         let number = queue_pair.number;
         self.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
         connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
-        let Some(running) = connection.phase.running(counters) else { return };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return };
         let fault = uwarp_iwarp::Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         let failure = Failure { fault, receive: None, send: None };
-        self.end_by_fault(counters, now, connection, Some(queue_pair), failure, message);
+        self.end_by_fault(common, connection, Some(queue_pair), failure, message);
         queue_pair.overflowed = None;
     }
 }

@@ -6,9 +6,10 @@
 //! fit again.
 
 use uwarp_memory::{Turn, kernels};
-use uwarp_tcp::{BufferToken, Instant};
+use uwarp_tcp::BufferToken;
 use uwarp_wire::checksum::combine;
 
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::connection::running::Running;
 use crate::connection::slab::BufferStore;
@@ -35,11 +36,10 @@ pub(crate) enum Pulled {
 #[derive(Debug)]
 pub(crate) struct Sending<'a, P: Port> {
     pub(crate) turn: &'a Turn<'a>,
-    pub(crate) now: Instant,
     pub(crate) link: &'a mut Link<P>,
     pub(crate) records: &'a mut BufferStore<Record<P::Buffer>>,
     pub(crate) rdma: &'a mut Rdma,
-    pub(crate) counters: &'a mut Counters,
+    pub(crate) common: &'a mut Common,
     pub(crate) connection: &'a mut Connection,
     pub(crate) queue_pair: &'a mut QueuePair,
     /// The record that FPDUs go into, if one has been begun.
@@ -178,7 +178,7 @@ impl<P: Port> Sending<'_, P> {
     #[inline]
     pub(crate) fn push_open(&mut self) {
         if let Some(open) = self.open.take() {
-            open.push(self.link, self.records, self.counters, &mut self.connection.tcp);
+            open.push(self.link, self.records, &mut self.common.counters, &mut self.connection.tcp);
         }
     }
 }

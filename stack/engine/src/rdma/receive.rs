@@ -10,8 +10,8 @@ use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
 use uwarp_iwarp::{Delivery, Fault, SendEnd, Stream};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
-use uwarp_tcp::Instant;
 
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Sge, Status};
@@ -51,45 +51,44 @@ impl Rdma {
     pub(crate) fn on_stream(
         &mut self,
         turn: &Turn<'_>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         octets: &[u8],
     ) {
-        let Some(running) = connection.phase.running(counters) else { return };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return };
         if running.receive_markers {
-            return self.on_marked_stream(turn, counters, now, connection, octets);
+            return self.on_marked_stream(turn, common, connection, octets);
         }
         let crc = crc_of(running);
         let mut queue_pair = self.take(connection.queue_pair);
         let mut rest = octets;
         if !connection.gather.is_empty() {
-            rest = self.gather(turn, counters, now, connection, queue_pair.as_deref_mut(), rest);
+            rest = self.gather(turn, common, connection, queue_pair.as_deref_mut(), rest);
         }
         while !rest.is_empty() {
             match deframe(rest, crc) {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
                     let queue_pair = queue_pair.as_deref_mut();
-                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair, &rest[ulpdu]) {
+                    if !self.on_ulpdu(turn, common, connection, queue_pair, &rest[ulpdu]) {
                         connection.withhold(rest.len() - fpdu_len + 1);
                         if connection.awaits_receive() {
-                            self.start_gather(counters, connection, rest, Some(rest.len()));
+                            self.start_gather(&mut common.counters, connection, rest, Some(rest.len()));
                             break;
                         }
                     }
-                    counters.fpdus_received += 1;
+                    common.counters.fpdus_received += 1;
                     if connection.gone {
                         break;
                     }
                     rest = &rest[fpdu_len..];
                 }
                 Framed::Incomplete { needed } => {
-                    self.start_gather(counters, connection, rest, needed);
+                    self.start_gather(&mut common.counters, connection, rest, needed);
                     rest = &[];
                 }
                 Framed::BadCrc { .. } => {
                     connection.withhold(rest.len());
-                    self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
+                    self.on_bad_crc(common, connection, queue_pair.as_deref_mut());
                     rest = &[];
                 }
             }
@@ -102,8 +101,7 @@ impl Rdma {
     pub(super) fn on_marked_stream(
         &mut self,
         turn: &Turn<'_>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         octets: &[u8],
     ) {
@@ -113,9 +111,9 @@ impl Rdma {
             gather = self.gathers.take(octets.len());
         }
         let enough = gather.len() + octets.len();
-        counters.octets_gathered += octets.len() as u64;
+        common.counters.octets_gathered += octets.len() as u64;
         if gather.capacity() < enough {
-            counters.octets_gathered += gather.len() as u64;
+            common.counters.octets_gathered += gather.len() as u64;
             // Some more, so that not every piece moves those before it. It counts, so not much more.
             gather.reserve_exact(enough + enough / 4 - gather.len());
         }
@@ -128,14 +126,14 @@ impl Rdma {
         {
             match deframe_marked(&gather[at..], running.receive_position, crc_of(running), &mut ulpdu) {
                 Marked::Fpdu { len } => {
-                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), &ulpdu) {
+                    if !self.on_ulpdu(turn, common, connection, queue_pair.as_deref_mut(), &ulpdu) {
                         connection.withhold(gather.len() - at - len + 1);
                         if connection.awaits_receive() {
                             break;
                         }
                     }
                     at += len;
-                    counters.fpdus_received += 1;
+                    common.counters.fpdus_received += 1;
                     if let Phase::Running(running) = &mut connection.phase {
                         running.receive_position += len as u64;
                     }
@@ -144,13 +142,13 @@ impl Rdma {
                 Marked::BadCrc => {
                     connection.withhold(gather.len() - at);
                     at = gather.len();
-                    self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
+                    self.on_bad_crc(common, connection, queue_pair.as_deref_mut());
                 }
                 Marked::Mismatch => {
                     connection.withhold(gather.len() - at);
                     at = gather.len();
                     let failure = Fault::MarkerMismatch.into();
-                    self.fail_stream(counters, now, connection, queue_pair.as_deref_mut(), failure, None);
+                    self.fail_stream(common, connection, queue_pair.as_deref_mut(), failure, None);
                 }
             }
         }
@@ -183,13 +181,12 @@ impl Rdma {
     fn gather<'a>(
         &mut self,
         turn: &Turn<'_>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         octets: &'a [u8],
     ) -> &'a [u8] {
-        let Some(running) = connection.phase.running(counters) else { return &[] };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return &[] };
         let crc = crc_of(running);
         let mut gather = self.gathers.resume(connection);
         let mut rest = octets;
@@ -197,22 +194,22 @@ impl Rdma {
             match deframe(&gather, crc) {
                 Framed::Fpdu { ulpdu, .. } => {
                     connection.gather_number = 0;
-                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair, &gather[ulpdu]) {
+                    if !self.on_ulpdu(turn, common, connection, queue_pair, &gather[ulpdu]) {
                         connection.withhold(rest.len() + 1);
                         if connection.awaits_receive() {
-                            counters.octets_gathered += rest.len() as u64;
+                            common.counters.octets_gathered += rest.len() as u64;
                             gather.extend_from_slice(rest);
                             self.gathers.put_aside(connection, gather);
                             return &[];
                         }
                     }
-                    counters.fpdus_received += 1;
-                    counters.fpdus_gathered += 1;
+                    common.counters.fpdus_received += 1;
+                    common.counters.fpdus_gathered += 1;
                     break;
                 }
                 Framed::BadCrc { .. } => {
                     connection.withhold(rest.len() + 1);
-                    self.on_bad_crc(counters, now, connection, queue_pair);
+                    self.on_bad_crc(common, connection, queue_pair);
                     rest = &[];
                     break;
                 }
@@ -224,9 +221,9 @@ impl Rdma {
                     let whole = needed.unwrap_or(LENGTH_LEN);
                     let (piece, behind) = rest.split_at((whole - gather.len()).min(rest.len()));
                     let enough = gather.len() + piece.len();
-                    counters.octets_gathered += piece.len() as u64;
+                    common.counters.octets_gathered += piece.len() as u64;
                     if gather.capacity() < enough {
-                        counters.octets_gathered += gather.len() as u64;
+                        common.counters.octets_gathered += gather.len() as u64;
                         // Twice as much each time, but never more than the FPDU takes.
                         gather.reserve_exact(whole.min(2 * enough) - gather.len());
                     }
@@ -242,14 +239,13 @@ impl Rdma {
     #[cold]
     pub(super) fn on_bad_crc(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
     ) {
         // Behind a fault nobody knows any more where FPDUs begin.
-        counters.crc_errors += u64::from(connection.delivers());
-        self.fail_stream(counters, now, connection, queue_pair, Fault::Crc.into(), None);
+        common.counters.crc_errors += u64::from(connection.delivers());
+        self.fail_stream(common, connection, queue_pair, Fault::Crc.into(), None);
     }
 
     /// Takes an FPDU's contents. True: they are placed or carried out. Otherwise they wait for a receive, are refused,
@@ -258,18 +254,17 @@ impl Rdma {
     pub(super) fn on_ulpdu(
         &mut self,
         turn: &Turn<'_>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         ulpdu: &[u8],
     ) -> bool {
         // Without a queue pair the stream is being closed: nothing is placed any more.
         let Some(queue_pair) = queue_pair else {
-            counters.count_drop(DropReason::StreamEnded);
+            common.counters.count_drop(DropReason::StreamEnded);
             return false;
         };
-        let Some(running) = connection.phase.running(counters) else { return false };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return false };
         let result = match running.stream.receive(ulpdu) {
             Ok(Delivery::Write { stag, offset, payload, .. }) => {
                 if payload.is_empty() {
@@ -299,7 +294,7 @@ impl Rdma {
             }
             Ok(Delivery::Send { first, message_offset, payload, completes }) => {
                 if first && !self.begin_receive(queue_pair) {
-                    self.await_receive(counters, now, running, &mut connection.tcp, queue_pair)
+                    self.await_receive(common, running, &mut connection.tcp, queue_pair)
                 } else {
                     // A receive completes only behind this: its message may answer one of ours, and programs count on
                     // hearing first that theirs has arrived, which the same segment may acknowledge.
@@ -308,9 +303,9 @@ impl Rdma {
                     }
                     let placed = scatter(turn, queue_pair, message_offset, payload);
                     match completes {
-                        Some(end) => placed.and_then(|()| {
-                            self.complete_receive(counters, turn, now, queue_pair, &running.stream, end)
-                        }),
+                        Some(end) => {
+                            placed.and_then(|()| self.complete_receive(common, turn, queue_pair, &running.stream, end))
+                        }
                         None => placed,
                     }
                 }
@@ -339,10 +334,10 @@ impl Rdma {
                 if self.begin_receive(queue_pair) {
                     queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                     let immediate = (data, solicited);
-                    self.on_immediate(counters, turn, now, queue_pair, &running.stream, immediate);
+                    self.on_immediate(common, turn, queue_pair, &running.stream, immediate);
                     Ok(())
                 } else {
-                    self.await_receive(counters, now, running, &mut connection.tcp, queue_pair)
+                    self.await_receive(common, running, &mut connection.tcp, queue_pair)
                 }
             }
             Ok(Delivery::AtomicRequest(atomic)) => {
@@ -368,7 +363,7 @@ impl Rdma {
             }
             Ok(Delivery::CommitRequest(commit)) => {
                 connection.quiet = false;
-                self.on_commit_request(turn, now, running, queue_pair, commit)
+                self.on_commit_request(turn, common.now, running, queue_pair, commit)
             }
             Ok(Delivery::CommitResponse { status, .. }) => {
                 queue_pair.send.commit_done(status);
@@ -376,12 +371,12 @@ impl Rdma {
                 Ok(())
             }
             Ok(Delivery::Terminate(terminate)) => {
-                self.on_peer_terminate(counters, now, connection, queue_pair, &terminate);
+                self.on_peer_terminate(common, connection, queue_pair, &terminate);
                 Ok(())
             }
             Ok(Delivery::CommitPart | Delivery::ReadyToReceive) => Ok(()),
             Ok(Delivery::Ignored) => {
-                counters.count_drop(DropReason::StreamEnded);
+                common.counters.count_drop(DropReason::StreamEnded);
                 return false;
             }
             // What the stream itself refuses is no posted receive's fault: too long a Send is found by `scatter`.
@@ -390,12 +385,12 @@ impl Rdma {
         let is_taken = match result {
             Ok(()) => !connection.awaits_receive(),
             Err(failure) => {
-                self.fail_stream(counters, now, connection, Some(queue_pair), failure, Some(ulpdu));
+                self.fail_stream(common, connection, Some(queue_pair), failure, Some(ulpdu));
                 false
             }
         };
         if queue_pair.overflowed.is_some() {
-            self.on_overflow(counters, now, connection, queue_pair);
+            self.on_overflow(common, connection, queue_pair);
         }
         is_taken
     }
@@ -404,22 +399,21 @@ impl Rdma {
     #[inline]
     fn complete_receive(
         &mut self,
-        counters: &mut Counters,
+        common: &mut Common,
         turn: &Turn<'_>,
-        now: Instant,
         queue_pair: &mut QueuePair,
         stream: &Stream,
         end: SendEnd,
     ) -> Result<(), Failure> {
         // Before an STag is made invalid, which may be that of what was written.
-        let hold = self.hold_for(turn, now, queue_pair);
+        let hold = self.hold_for(turn, common.now, queue_pair);
         if let Some(stag) = end.invalidate {
             let shared = queue_pair.domain_is_shared();
             turn.invalidate(queue_pair.association, stag.0, shared)
                 .map_err(|error| Failure::from(invalidate_fault(error)))?;
         }
         let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) else {
-            counters.cannot_be("a message ends that has taken no receive");
+            common.counters.cannot_be("a message ends that has taken no receive");
             return Ok(());
         };
         if end.solicited {

@@ -20,6 +20,7 @@ use uwarp_tcp::Instant;
 use uwarp_wire::rdmap::ImmediateData;
 
 use crate::api::command::AsyncEvent;
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Status};
@@ -44,8 +45,7 @@ impl Rdma {
     #[cold]
     pub(super) fn await_receive(
         &mut self,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         running: &mut Running,
         tcp: &mut uwarp_tcp::Connection,
         queue_pair: &mut QueuePair,
@@ -58,14 +58,14 @@ impl Rdma {
                 if limit.is_zero() || running.ending != Ending::No {
                     return Err(Fault::NoBuffer.into());
                 }
-                counters.receive_waits += 1;
-                running.receive_wait = Some(ReceiveWait { message, since: now, looked: now });
+                common.counters.receive_waits += 1;
+                running.receive_wait = Some(ReceiveWait { message, since: common.now, looked: common.now });
             }
             Some(wait) => {
                 // It was reported when the wait began.
                 let _ = queue_pair.receive.take_event();
-                if now >= wait.since + limit {
-                    counters.receive_waits_expired += 1;
+                if common.now >= wait.since + limit {
+                    common.counters.receive_waits_expired += 1;
                     return Err(Fault::NoBuffer.into());
                 }
                 // Another queue pair was faster at the shared queue.
@@ -99,20 +99,14 @@ impl Rdma {
     }
 
     /// Takes what was put aside with the message that waits.
-    pub(crate) fn take_waiting(
-        &mut self,
-        turn: &Turn<'_>,
-        counters: &mut Counters,
-        now: Instant,
-        connection: &mut Connection,
-    ) {
+    pub(crate) fn take_waiting(&mut self, turn: &Turn<'_>, common: &mut Common, connection: &mut Connection) {
         let crc = match &connection.phase {
             Phase::Running(running) if running.receive_markers => {
-                return self.on_marked_stream(turn, counters, now, connection, &[]);
+                return self.on_marked_stream(turn, common, connection, &[]);
             }
             Phase::Running(running) => crc_of(running),
             _ => {
-                counters.count_drop(DropReason::StreamEnded);
+                common.counters.count_drop(DropReason::StreamEnded);
                 return self.gathers.discard(connection);
             }
         };
@@ -124,19 +118,19 @@ impl Rdma {
             match deframe(&gather[at..], crc) {
                 Framed::Fpdu { ulpdu, fpdu_len } => {
                     let contents = &gather[at..][ulpdu];
-                    if !self.on_ulpdu(turn, counters, now, connection, queue_pair.as_deref_mut(), contents) {
+                    if !self.on_ulpdu(turn, common, connection, queue_pair.as_deref_mut(), contents) {
                         connection.withhold(gather.len() - at - fpdu_len + 1);
                         if connection.awaits_receive() {
                             break;
                         }
                     }
-                    counters.fpdus_received += 1;
+                    common.counters.fpdus_received += 1;
                     at += fpdu_len;
                 }
                 Framed::Incomplete { .. } => break,
                 Framed::BadCrc { .. } => {
                     connection.withhold(gather.len() - at);
-                    self.on_bad_crc(counters, now, connection, queue_pair.as_deref_mut());
+                    self.on_bad_crc(common, connection, queue_pair.as_deref_mut());
                     at = gather.len();
                 }
             }
@@ -203,16 +197,15 @@ impl Rdma {
     /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 §6.3).
     pub(crate) fn on_immediate(
         &mut self,
-        counters: &mut Counters,
+        common: &mut Common,
         turn: &Turn<'_>,
-        now: Instant,
         queue_pair: &mut QueuePair,
         stream: &Stream,
         (data, solicited): (ImmediateData, bool),
     ) {
-        let hold = self.hold_for(turn, now, queue_pair);
+        let hold = self.hold_for(turn, common.now, queue_pair);
         let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, 0, Status::Success) else {
-            return counters.cannot_be("a message ends that has taken no receive");
+            return common.counters.cannot_be("a message ends that has taken no receive");
         };
         completion.flags = CompletionFlags::IMMEDIATE;
         if solicited {

@@ -1,7 +1,9 @@
 //! Queue pairs that are aborted or removed, and what becomes of their connections.
 
+use uwarp_wire::address::FlowKey;
+
 use crate::api::command::{Abandoned, ConnectFailure, ConnectionEvent, DisconnectReason};
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::connection::phase::Phase;
 use crate::connection::running::Limit;
 use crate::connection::slab::Lent;
@@ -10,12 +12,10 @@ use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::{QueuePair, Stage};
-use uwarp_tcp::Instant;
-use uwarp_wire::address::FlowKey;
 
 impl Connection {
     /// The queue pair of the connection is gone.
-    fn leave_to_tcp<P: Port>(&mut self, link: &mut Link<P>, rdma: &mut Rdma, counters: &mut Counters, now: Instant) {
+    fn leave_to_tcp<P: Port>(&mut self, link: &mut Link<P>, rdma: &mut Rdma, common: &mut Common) {
         match &self.phase {
             Phase::Running(running) if running.terminate.is_some() || matches!(running.limit, Limit::Close(_)) => {
                 // A Terminate is still to be sent, or the peer may not have read it: a reset, the answer to unwanted
@@ -23,13 +23,13 @@ impl Connection {
             }
             Phase::Running(_) | Phase::Closing(_) => {
                 rdma.gathers.discard(self);
-                self.finish_tcp(now);
+                self.finish_tcp(common.now);
             }
             Phase::Initiating(_)
             | Phase::Responding(_)
             | Phase::Requested(_)
             | Phase::Incoming(_)
-            | Phase::Stream(_) => self.abort(link, counters, now),
+            | Phase::Stream(_) => self.abort(link, common),
         }
     }
 }
@@ -40,8 +40,7 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         number: u32,
     ) {
         // The application may have taken it away before.
@@ -49,12 +48,12 @@ impl<B: Buffer> Connections<B> {
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
         if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.take(counters, index)
+            && let Some(mut connection) = self.take(&mut common.counters, index)
         {
             connection.queue_pair = None;
             queue_pair.report_end(connection.end.unwrap_or(DisconnectReason::Local));
-            connection.leave_to_tcp(link, rdma, counters, now);
-            connection.schedule(&mut self.ready, index);
+            connection.leave_to_tcp(link, rdma, common);
+            connection.schedule(&mut self.ready);
             self.put_back(connection);
         }
     }
@@ -65,8 +64,7 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         number: u32,
     ) {
         // The application may have given it up before.
@@ -74,25 +72,25 @@ impl<B: Buffer> Connections<B> {
         let was_over = queue_pair.stage == Stage::Error;
         let mut left_for = None;
         if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.take(counters, index)
+            && let Some(mut connection) = self.take(&mut common.counters, index)
         {
             connection.ends_by(DisconnectReason::Aborted);
             if let Phase::Initiating(_) = connection.phase {
-                connection.fail_startup(link, rdma, counters, now, ConnectFailure::Closed);
+                connection.fail_startup(link, rdma, common, ConnectFailure::Closed);
             } else if connection.tcp.octets_acknowledged() < connection.tcp.octets_pushed()
                 && let Some(queue_pair) = rdma.queue_pair(number)
                 && is_between_messages(&connection, queue_pair)
             {
                 (connection.queue_pair, queue_pair.connection) = (None, None);
                 left_for = Some(connection.end.unwrap_or(DisconnectReason::Aborted));
-                connection.leave_to_tcp(link, rdma, counters, now);
-                connection.schedule(&mut self.ready, index);
+                connection.leave_to_tcp(link, rdma, common);
+                connection.schedule(&mut self.ready);
             } else {
-                connection.abort(link, counters, now);
+                connection.abort(link, common);
             }
             self.put_back(connection);
         }
-        rdma.flush(counters, number);
+        rdma.flush(&mut common.counters, number);
         // Who hears of the end may take it for all: what waits for completions is woken first.
         rdma.lanes.settle();
         if let Some(queue_pair) = rdma.queue_pair(number) {
@@ -105,7 +103,7 @@ impl<B: Buffer> Connections<B> {
                 None => {}
             }
         }
-        rdma.sweep_soon(number, now);
+        rdma.sweep_soon(number, common.now);
     }
 
     /// Takes a queue pair away at once, and gives back its rings, with the flow of the connection that TCP is to close.
@@ -113,8 +111,7 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         number: u32,
     ) -> (Option<Abandoned>, Option<FlowKey>) {
         let Some(queue_pair) = rdma.take(Some(number)) else { return (None, None) };
@@ -123,7 +120,7 @@ impl<B: Buffer> Connections<B> {
         rdma.commits.abandon(number);
         let mut left = None;
         if let Some(index) = queue_pair.connection
-            && let Some(mut connection) = self.take(counters, index)
+            && let Some(mut connection) = self.take(&mut common.counters, index)
         {
             connection.queue_pair = None;
             connection.ends_by(DisconnectReason::Aborted);
@@ -131,15 +128,15 @@ impl<B: Buffer> Connections<B> {
             if is_between_messages(&connection, &queue_pair) {
                 // A reset would take back messages that have completed and are not acknowledged. It could also overtake
                 // the acknowledgment of the peer's messages, which would then fail there.
-                connection.leave_to_tcp(link, rdma, counters, now);
-                connection.schedule(&mut self.ready, index);
+                connection.leave_to_tcp(link, rdma, common);
+                connection.schedule(&mut self.ready);
                 left = Some(connection.flow);
             } else {
                 // Messages that were delivered are not lost for their sender because this side leaves.
-                if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(now) {
-                    connection.send_last(link, counters, acknowledgment.header);
+                if let Some(acknowledgment) = connection.tcp.poll_owed_acknowledgment(common.now) {
+                    connection.send_last(link, &mut common.counters, acknowledgment.header);
                 }
-                connection.abort(link, counters, now);
+                connection.abort(link, common);
             }
             self.put_back(connection);
         }

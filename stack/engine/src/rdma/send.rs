@@ -6,10 +6,11 @@
 
 use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
 use uwarp_memory::{AccessError, kernels};
-use uwarp_tcp::{Instant, State};
+use uwarp_tcp::State;
 use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::mpa::MARKER_LEN;
 
+use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
@@ -35,7 +36,7 @@ impl<P: Port> Sending<'_, P> {
     /// What comes next cannot be carried out, for this reason.
     #[inline]
     pub(crate) fn pull(&mut self) -> Result<Pulled, Refused> {
-        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(Pulled::Dry) };
+        let Some(running) = self.connection.phase.running(&mut self.common.counters) else { return Ok(Pulled::Dry) };
         if self.open.is_none() {
             self.open = Open::tail(running, &self.connection.tcp);
         }
@@ -44,7 +45,9 @@ impl<P: Port> Sending<'_, P> {
         let mut space = (self.connection.tcp.send_space() as usize).saturating_sub(begun);
         let segment = self.connection.tcp.effective_mss() as usize;
         while space > 0 {
-            let Some(running) = self.connection.phase.running(self.counters) else { return Ok(Pulled::Dry) };
+            let Some(running) = self.connection.phase.running(&mut self.common.counters) else {
+                return Ok(Pulled::Dry);
+            };
             let mut whole = None;
             let limit = running.mulpdu(self.connection.tcp.effective_mss()).min(self.rdma.config.max_ulpdu);
             if running.outgoing.is_none() {
@@ -52,7 +55,7 @@ impl<P: Port> Sending<'_, P> {
                     Chosen::Nothing => return Ok(Pulled::Dry),
                     Chosen::Begun => {
                         if !self.queue_pair.waiting_commits.is_empty() {
-                            self.rdma.begin_waiting_commits(self.turn, self.now, running, self.queue_pair);
+                            self.rdma.begin_waiting_commits(self.turn, self.common.now, running, self.queue_pair);
                         }
                     }
                     Chosen::Whole(element) => whole = Some(element),
@@ -73,12 +76,14 @@ impl<P: Port> Sending<'_, P> {
             if space == 0 {
                 break;
             }
-            let Some(running) = self.connection.phase.running(self.counters) else { return Ok(Pulled::Dry) };
+            let Some(running) = self.connection.phase.running(&mut self.common.counters) else {
+                return Ok(Pulled::Dry);
+            };
             let length = fpdu_len(match (&whole, &running.outgoing) {
                 (Some(element), _) => header_len(element.opcode) + element.length as usize,
                 (None, Some(outgoing)) => outgoing.message.next_ulpdu_len(limit) as usize,
                 (None, None) => {
-                    self.counters.cannot_be("a message was begun and is not there");
+                    self.common.counters.cannot_be("a message was begun and is not there");
                     return Ok(Pulled::Dry);
                 }
             });
@@ -114,9 +119,11 @@ impl<P: Port> Sending<'_, P> {
     #[inline]
     fn build_whole(&mut self, element: &SendElement) -> Result<usize, AccessError> {
         let Sending { turn, queue_pair, .. } = self;
-        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(0) };
-        let Some(open) = &mut self.open else { return nothing(self.counters) };
-        let Some(room) = open.room(self.records, self.link.payload_start) else { return nothing(self.counters) };
+        let Some(running) = self.connection.phase.running(&mut self.common.counters) else { return Ok(0) };
+        let Some(open) = &mut self.open else { return nothing(&mut self.common.counters) };
+        let Some(room) = open.room(self.records, self.link.payload_start) else {
+            return nothing(&mut self.common.counters);
+        };
         let header_len = header_len(element.opcode);
         if element.opcode == SendOpcode::Write {
             let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
@@ -137,7 +144,7 @@ impl<P: Port> Sending<'_, P> {
         }
         let length = fpdu.end();
         running.balance = (running.balance - i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
-        self.counters.fpdus_sent += 1;
+        self.common.counters.fpdus_sent += 1;
         open.add(length);
         self.finish_whole(element);
         Ok(length)
@@ -155,14 +162,16 @@ impl<P: Port> Sending<'_, P> {
     #[inline]
     fn build(&mut self, limit: u16) -> Result<usize, AccessError> {
         let tcp = &self.connection.tcp;
-        let Some(running) = self.connection.phase.running(self.counters) else { return Ok(0) };
-        let Some(outgoing) = &mut running.outgoing else { return nothing(self.counters) };
-        let Some(open) = &mut self.open else { return nothing(self.counters) };
+        let Some(running) = self.connection.phase.running(&mut self.common.counters) else { return Ok(0) };
+        let Some(outgoing) = &mut running.outgoing else { return nothing(&mut self.common.counters) };
+        let Some(open) = &mut self.open else { return nothing(&mut self.common.counters) };
         let left = (tcp.effective_mss() as usize).saturating_sub(open.length());
-        let Some(room) = open.room(self.records, self.link.payload_start) else { return nothing(self.counters) };
+        let Some(room) = open.room(self.records, self.link.payload_start) else {
+            return nothing(&mut self.common.counters);
+        };
         let Some(cut) = outgoing.message.cut_into(limit, &mut room[LENGTH_LEN..]) else {
             running.outgoing = None;
-            return nothing(self.counters);
+            return nothing(&mut self.common.counters);
         };
         let mut fpdu = Fpdu::begin(room, cut.header_len, cut.payload_len, running.crc);
         if let Err(refused) = copy_payload(self.turn, self.queue_pair, outgoing.source, &cut, &mut fpdu) {
@@ -175,15 +184,15 @@ impl<P: Port> Sending<'_, P> {
             && let Some(tail) = outgoing.tail
         {
             // Both in one segment, if they fit.
-            length = append_tail(self.counters, running, tail, left, room, length);
+            length = append_tail(&mut self.common.counters, running, tail, left, room, length);
         }
         if running.transmits_markers() {
             length = mark(running, tcp.octets_pushed(), room, length);
         }
-        self.counters.fpdus_sent += 1;
+        self.common.counters.fpdus_sent += 1;
         open.add(length);
         if cut.last {
-            finish_message(self.counters, running, self.queue_pair, tcp.octets_pushed() + open.built());
+            finish_message(&mut self.common.counters, running, self.queue_pair, tcp.octets_pushed() + open.built());
         }
         Ok(length)
     }
@@ -256,18 +265,17 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn push_terminate<P: Port<Buffer = B>>(
         &mut self,
         link: &mut Link<P>,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
-        let Some(running) = connection.phase.running(counters) else { return false };
+        let Some(running) = connection.phase.running(&mut common.counters) else { return false };
         if !running.stream.may_transmit() {
             // A Responder that has heard nothing has to be silent; its time limit runs.
             return false;
         }
         let mut message = running.terminate.clone();
         let Some(segment) = message.as_mut().and_then(|message| message.next_segment(u16::MAX)) else {
-            counters.cannot_be("there is no Terminate to send");
+            common.counters.cannot_be("there is no Terminate to send");
             return false;
         };
         let mut fpdu = Vec::with_capacity(128);
@@ -284,16 +292,16 @@ impl<B: Buffer> Connections<B> {
             let length = mark(running, connection.tcp.octets_pushed(), &mut fpdu, length);
             fpdu.truncate(length);
         }
-        if !self.push_octets(link, counters, connection, &fpdu) {
+        if !self.push_octets(link, &mut common.counters, connection, &fpdu) {
             self.starved = true;
             return true;
         }
         if let Phase::Running(running) = &mut connection.phase {
             running.terminate = None;
         }
-        counters.fpdus_sent += 1;
-        counters.terminates_sent += 1;
-        connection.close_tcp(now);
+        common.counters.fpdus_sent += 1;
+        common.counters.terminates_sent += 1;
+        connection.close_tcp(common.now);
         false
     }
 

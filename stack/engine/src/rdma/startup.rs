@@ -8,8 +8,7 @@ use uwarp_iwarp::{Fault, Stream};
 use uwarp_tcp::Instant;
 
 use crate::api::command::{ConnectFailure, ConnectionEvent, DisconnectReason, Established};
-use crate::api::config::IwarpConfig;
-use crate::api::counters::Counters;
+use crate::api::common::Common;
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::connection::running::{Ending, Limit, Running};
@@ -23,29 +22,27 @@ impl Rdma {
     /// The peer's Reply is complete. `settings` are TCP's.
     pub(crate) fn on_reply(
         &mut self,
-        counters: &mut Counters,
+        common: &mut Common,
         settings: &uwarp_tcp::Config,
-        iwarp: &IwarpConfig,
-        now: Instant,
         connection: &mut Connection,
         outcome: Outcome,
     ) {
         let (Phase::Initiating(initiating), Some(number)) = (&connection.phase, connection.queue_pair) else {
-            return counters.cannot_be("a Reply comes for a connection that waits for none");
+            return common.counters.cannot_be("a Reply comes for a connection that waits for none");
         };
         let (delay, features) = (initiating.first_fpdu_delay, initiating.features);
         match outcome {
             Outcome::Established(parameters) => {
-                let silence = Limit::silence(now, iwarp.nudge_after, 0);
-                let limit = if delay.is_zero() { silence } else { Limit::Pause(now + delay) };
+                let silence = Limit::silence(common.now, common.config.iwarp.nudge_after, 0);
+                let limit = if delay.is_zero() { silence } else { Limit::Pause(common.now + delay) };
                 connection.leave_stream(settings);
                 let Some(queue_pair) = self.queue_pair(number) else {
-                    return counters.cannot_be("the queue pair of a connection is gone");
+                    return common.counters.cannot_be("the queue pair of a connection is gone");
                 };
                 connection.begin_running(queue_pair, parameters, features, limit);
             }
             Outcome::Rejected(rejection) => {
-                if let Some(queue_pair) = self.unbind(counters, connection) {
+                if let Some(queue_pair) = self.unbind(&mut common.counters, connection) {
                     queue_pair.report(ConnectionEvent::Rejected {
                         private_data: rejection.private_data,
                         peer_ird: rejection.peer_ird,
@@ -53,18 +50,18 @@ impl Rdma {
                     });
                 }
                 if !connection.resume_stream() {
-                    connection.finish_tcp(now);
+                    connection.finish_tcp(common.now);
                 }
             }
             Outcome::Refused(parameters, fault) => {
-                if let Some(queue_pair) = self.unbind(counters, connection) {
+                if let Some(queue_pair) = self.unbind(&mut common.counters, connection) {
                     let reason = match fault {
                         Fault::NoMatchingRtr => ConnectFailure::ReadyToReceive,
                         _ => ConnectFailure::ReadLimits,
                     };
                     queue_pair.report(ConnectionEvent::Failed(reason));
                 }
-                connection.refuse(&parameters, fault, now + iwarp.terminate_drain);
+                connection.refuse(&parameters, fault, common.now + common.config.iwarp.terminate_drain);
             }
         }
     }
@@ -104,18 +101,17 @@ impl Connection {
         &mut self,
         link: &mut Link<P>,
         rdma: &mut Rdma,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         reason: ConnectFailure,
     ) {
-        if let Some(queue_pair) = rdma.unbind(counters, self) {
+        if let Some(queue_pair) = rdma.unbind(&mut common.counters, self) {
             queue_pair.report(ConnectionEvent::Failed(reason));
         }
         if let Some(stream) = &self.stream {
             stream.fail(reason.into());
         }
         self.ends_by(DisconnectReason::Aborted);
-        self.abort(link, counters, now);
+        self.abort(link, common);
     }
 
     /// The stream continues only to send its Terminate, until `close_at`.

@@ -6,7 +6,7 @@ use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, Command};
 use crate::api::{Farewell, Shutdown};
-use crate::connection::listener::Requests;
+use crate::connection::listener::{Listener, Requests};
 use crate::core::Core;
 use crate::link::port::Port;
 
@@ -31,15 +31,14 @@ impl<P: Port> Core<P> {
     /// end of what the command is about.
     #[cold]
     fn run_command(&mut self, command: Command) {
-        let Core { connections, link, net, rdma, control, counters, config, now, .. } = self;
-        let now = *now;
+        let Core { connections, link, net, rdma, control, common, .. } = self;
         match command {
             Command::AddCompletionQueue { queue, lane, notifier } => rdma.lanes.add(queue, lane, notifier),
-            Command::ReplaceLane { queue, lane } => rdma.lanes.replace(counters, queue, lane),
+            Command::ReplaceLane { queue, lane } => rdma.lanes.replace(&mut common.counters, queue, lane),
             Command::RemoveCompletionQueue { queue } => rdma.lanes.remove(queue),
-            Command::CreateQueuePair(setup) => rdma.create_queue_pair(counters, *setup),
+            Command::CreateQueuePair(setup) => rdma.create_queue_pair(&mut common.counters, *setup),
             Command::DestroyQueuePair { queue_pair, done } => {
-                connections.destroy_queue_pair(link, rdma, counters, now, queue_pair);
+                connections.destroy_queue_pair(link, rdma, common, queue_pair);
                 // Its number may be another's next.
                 rdma.lanes.forget(queue_pair);
                 if let Some(done) = done {
@@ -47,22 +46,20 @@ impl<P: Port> Core<P> {
                 }
             }
             Command::AbandonQueuePair { queue_pair, reply } => {
-                let (abandoned, flow) = connections.abandon_queue_pair(link, rdma, counters, now, queue_pair);
+                let (abandoned, flow) = connections.abandon_queue_pair(link, rdma, common, queue_pair);
                 // What the answer would hold counts in the domain, where others may need to be alone.
                 let abandoned = abandoned.filter(|_| flow.is_none());
                 control.farewells.push(Farewell { reply, abandoned, flow, last_frame: None });
             }
             Command::Connect(parameters) => self.connect(*parameters),
-            Command::Accept(parameters) => connections.accept(net, rdma, &config.iwarp, now, *parameters),
-            Command::Reject { request, private_data } => {
-                connections.reject(link, counters, now, request, &private_data)
-            }
+            Command::Accept(parameters) => connections.accept(net, rdma, common, *parameters),
+            Command::Reject { request, private_data } => connections.reject(link, common, request, &private_data),
             Command::Disconnect { queue_pair } => {
                 if let Some(index) = rdma.queue_pair(queue_pair).and_then(|queue_pair| queue_pair.connection) {
-                    connections.disconnect(link, rdma, counters, config, now, index);
+                    connections.disconnect(link, rdma, common, index);
                 }
             }
-            Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, counters, now, queue_pair),
+            Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, common, queue_pair),
             Command::SetAccess { queue_pair, access, done } => {
                 if let Some(queue_pair) = rdma.queue_pair(queue_pair) {
                     queue_pair.set_access(access);
@@ -71,18 +68,17 @@ impl<P: Port> Core<P> {
             }
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {
                 let requests = Requests::Rdma { requests, watch };
-                let _ =
-                    reply.send(connections.opening.listen(net, config, listener, (address, port), backlog, requests));
+                let listener = Listener::new(listener, address, backlog, requests, common.config.secret);
+                let _ = reply.send(connections.opening.listen(net, &common.config.limits, port, listener));
             }
             Command::ListenStreams { listener, port, backlog, waiting, options, incoming, reply } => {
                 let requests = Requests::Streams { incoming, options, waiting };
-                let _ = reply.send(connections.opening.listen(net, config, listener, (None, port), backlog, requests));
+                let listener = Listener::new(listener, None, backlog, requests, common.config.secret);
+                let _ = reply.send(connections.opening.listen(net, &common.config.limits, port, listener));
             }
-            Command::ConnectStream(parameters) => {
-                connections.connect_stream(link, net, counters, config, now, *parameters)
-            }
+            Command::ConnectStream(parameters) => connections.connect_stream(link, net, common, *parameters),
             Command::ConvertStream(parameters) => {
-                if let Some((index, octets)) = connections.convert(rdma, &config.iwarp, now, *parameters) {
+                if let Some((index, octets)) = connections.convert(rdma, common, *parameters) {
                     self.on_early_octets(index, &octets);
                 }
             }
@@ -94,7 +90,7 @@ impl<P: Port> Core<P> {
             Command::StreamInfo { handle, reply } => {
                 let _ = reply.send(connections.stream_info(handle));
             }
-            Command::StopListening { listener } => connections.stop_listening(link, counters, now, listener),
+            Command::StopListening { listener } => connections.stop_listening(link, common, listener),
             Command::Stats { reply } => {
                 let _ = reply.send(Box::new(self.snapshot()));
             }
@@ -115,9 +111,9 @@ impl<P: Port> Core<P> {
             Command::Shutdown { linger, done } => {
                 // A failure ends everything at once, and an earlier shutdown reports for all.
                 if control.shutdown.is_none() {
-                    control.shutdown = Some(Shutdown::new(now, linger, Some(done)));
+                    control.shutdown = Some(Shutdown::new(common.now, linger, Some(done)));
                     connections.opening.is_closed = true;
-                    connections.disconnect_all(link, rdma, counters, config, now);
+                    connections.disconnect_all(link, rdma, common);
                 }
             }
         }
@@ -126,8 +122,8 @@ impl<P: Port> Core<P> {
     /// Ends everything at once after a failure.
     pub(crate) fn fail(&mut self, cause: &str) {
         self.control.events.send(AsyncEvent::DeviceFatal { cause: cause.to_owned() });
-        self.control.shutdown = Some(Shutdown::new(self.now, Duration::ZERO, None));
-        self.rdma.fail(&mut self.counters);
+        self.control.shutdown = Some(Shutdown::new(self.common.now, Duration::ZERO, None));
+        self.rdma.fail(&mut self.common.counters);
         self.connections.fail_all();
         self.link.drop_waiting();
         self.quiet_until = Instant::ZERO;

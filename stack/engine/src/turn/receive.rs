@@ -33,10 +33,10 @@ impl<P: Port> Core<P> {
     /// Takes the first of these frames, and others behind it, the short way, if they are for it. Gives how many.
     #[inline(always)]
     pub(super) fn receive_short(&mut self, turn: &Turn<'_>, frames: &[P::Buffer]) -> usize {
-        let (Some(index), true) = (self.connections.guess, self.config.hot) else { return 0 };
-        let moment = Moment { turn, now: self.now };
+        let (Some(index), true) = (self.connections.guess, self.common.config.hot) else { return 0 };
+        let moment = Moment { turn, now: self.common.now };
         let mut end = End::All;
-        let taken = self.connections.receive_hot(&mut self.rdma, &mut self.counters, moment, frames, &mut end);
+        let taken = self.connections.receive_hot(&mut self.rdma, &mut self.common.counters, moment, frames, &mut end);
         match end {
             End::All => {}
             End::Rest(octets) => self.receive_rest(turn, index, octets),
@@ -49,8 +49,8 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     fn receive_rest(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
         self.only_short_ways = false;
-        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
-        self.on_octets(turn, index, &mut connection, octets);
+        let Some(mut connection) = self.connections.take(&mut self.common.counters, index) else { return };
+        self.on_octets(turn, &mut connection, octets);
         self.settle_segment(connection, true);
     }
 
@@ -58,14 +58,14 @@ impl<P: Port> Core<P> {
     #[cold]
     fn fail_overflowed(&mut self, turn: &Turn<'_>, index: u32, octets: &[u8]) {
         self.only_short_ways = false;
-        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
+        let Some(mut connection) = self.connections.take(&mut self.common.counters, index) else { return };
         let mut queue_pair = self.rdma.take(connection.queue_pair);
         if let Some(queue_pair) = queue_pair.as_deref_mut() {
-            self.rdma.on_overflow(&mut self.counters, self.now, &mut connection, queue_pair);
+            self.rdma.on_overflow(&mut self.common, &mut connection, queue_pair);
         }
         self.rdma.give(queue_pair);
         if !connection.gone {
-            self.on_octets(turn, index, &mut connection, octets);
+            self.on_octets(turn, &mut connection, octets);
         }
         self.settle_segment(connection, true);
     }
@@ -73,8 +73,8 @@ impl<P: Port> Core<P> {
     /// Takes a frame that is none for the short way.
     #[inline]
     pub(super) fn receive_long(&mut self, turn: &Turn<'_>, buffer: P::Buffer) {
-        self.counters.frames_received += 1;
-        self.counters.octets_received += buffer.total_len() as u64;
+        self.common.counters.frames_received += 1;
+        self.common.counters.octets_received += buffer.total_len() as u64;
         self.only_short_ways = false;
         // A value of its own, inspected in place: as a variant of [`Frame`] it would be copied.
         let usual = usual_tcp(buffer.data(), buffer.total_len());
@@ -108,13 +108,13 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn receive_other(&mut self, turn: &Turn<'_>, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
-        let Core { net, link, connections, counters, now, .. } = self;
-        match net.receive(link, counters, *now, frame, octets) {
+        let Core { net, link, connections, common, .. } = self;
+        match net.receive(link, common, frame, octets) {
             None => {}
             Some(Left::Whole(whole)) => self.receive_octets(turn, &whole, false),
-            Some(Left::TooBig(quoted, mtu)) => connections.on_too_big(net, counters, *now, quoted, mtu),
+            Some(Left::TooBig(quoted, mtu)) => connections.on_too_big(net, common, quoted, mtu),
             Some(Left::SoftError(quoted)) => {
-                connections.on_soft_error(counters, quoted);
+                connections.on_soft_error(&mut common.counters, quoted);
                 self.end_connections();
             }
         }
@@ -126,17 +126,17 @@ impl<P: Port> Core<P> {
         match classify(octets, octets.len()) {
             Ok(Frame::Tcp(frame)) => {
                 if !verified && !frame.checksum_is_good(octets, checksum_sum) {
-                    return self.counters.count_drop(DropReason::L4Checksum);
+                    return self.common.counters.count_drop(DropReason::L4Checksum);
                 }
                 let Some(mut pieces) = Pieces::of(&frame, octets) else {
-                    return self.counters.cannot_be("the payload of a segment is behind its frame");
+                    return self.common.counters.cannot_be("the payload of a segment is behind its frame");
                 };
-                while let Some((piece, buffer, origin)) = self.link.next_piece(&mut self.counters, &mut pieces) {
+                while let Some((piece, buffer, origin)) = self.link.next_piece(&mut self.common.counters, &mut pieces) {
                     self.receive_tcp(turn, &piece, buffer, origin);
                 }
             }
             // Nested fragments are dropped.
-            Ok(Frame::Fragment(_)) => self.counters.count_drop(DropReason::Fragment),
+            Ok(Frame::Fragment(_)) => self.common.counters.count_drop(DropReason::Fragment),
             other => self.receive_other(turn, other, octets),
         }
     }
@@ -148,9 +148,9 @@ impl<P: Port> Core<P> {
         let mut octets = handoff.begin_second_hand();
         for _ in 0..BURST {
             let handoff = self.link.handoff.as_mut();
-            let received = handoff.and_then(|handoff| handoff.receive(&mut self.counters, &mut octets));
+            let received = handoff.and_then(|handoff| handoff.receive(&mut self.common.counters, &mut octets));
             let Some(verified) = received else { break };
-            self.counters.taken_over += 1;
+            self.common.counters.taken_over += 1;
             self.receive_octets(turn, &octets, verified);
         }
         if let Some(handoff) = &mut self.link.handoff {
@@ -160,12 +160,12 @@ impl<P: Port> Core<P> {
 
     #[inline]
     fn receive_tcp(&mut self, turn: &Turn<'_>, frame: &TcpFrame, buffer: P::Buffer, origin: Origin) {
-        if !self.link.admits(&mut self.counters, frame, &buffer) {
+        if !self.link.admits(&mut self.common.counters, frame, &buffer) {
             return;
         }
         let found = self.connections.find(&frame.flow);
         let Some(index) = found.or_else(|| self.on_stranger(frame, &buffer)) else { return };
-        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
+        let Some(mut connection) = self.connections.take(&mut self.common.counters, index) else { return };
         self.connections.guess = Some(index);
         if frame.header.flags.contains(TcpFlags::SYN) && connection.tcp.admits_new_incarnation(&frame.header) {
             // The peer reuses the ports of a finished connection (RFC 6191): the new connection replaces it.
@@ -178,26 +178,26 @@ impl<P: Port> Core<P> {
             self.on_stranger(frame, &buffer);
             return;
         }
-        let usual = self.on_segment(turn, index, &mut connection, frame, (buffer, origin));
+        let usual = self.on_segment(turn, &mut connection, frame, (buffer, origin));
         self.settle_segment(connection, usual);
     }
 
     /// Finds who takes a segment of an unknown flow: another engine, nobody, or a connection that it opens by a cookie.
     #[cold]
     fn on_stranger(&mut self, frame: &TcpFrame, buffer: &P::Buffer) -> Option<u32> {
-        let Core { connections, link, net, counters, config, now, .. } = self;
+        let Core { connections, link, net, common, .. } = self;
         if link.handoff.is_some()
             && !connections.time_wait.contains(&frame.flow)
-            && link.hand_off(counters, &frame.flow, buffer)
+            && link.hand_off(&mut common.counters, &frame.flow, buffer)
         {
             return None;
         }
         // Connections have one of our addresses; this flow has no connection.
         if !net.addresses.is_own(frame.flow.local) {
-            counters.count_drop(DropReason::WrongAddress);
+            common.counters.count_drop(DropReason::WrongAddress);
             return None;
         }
-        let index = connections.on_stranger(link, net, counters, config, *now, frame);
+        let index = connections.on_stranger(link, net, common, frame);
         self.needs_attention = true;
         self.end_connections();
         index
@@ -213,8 +213,7 @@ impl<P: Port> Core<P> {
             return self.put_back(connection);
         }
         // It is served later in this turn, which also arms its timer.
-        let index = connection.index();
-        connection.schedule(&mut self.connections.ready, index);
+        connection.schedule(&mut self.connections.ready);
         self.connections.table.put(connection);
     }
 
@@ -223,24 +222,23 @@ impl<P: Port> Core<P> {
     fn on_segment(
         &mut self,
         turn: &Turn<'_>,
-        index: u32,
         connection: &mut Connection,
         frame: &TcpFrame,
         (buffer, origin): (P::Buffer, Origin),
     ) -> bool {
-        let Core { connections, counters, now, .. } = self;
-        let received = connections.take_segment(counters, *now, connection, frame, (origin, buffer.segment_count()));
+        let Core { connections, common, .. } = self;
+        let received = connections.take_segment(common, connection, frame, (origin, buffer.segment_count()));
         if received.events.intersects(Events::ESTABLISHED | Events::URGENT) {
-            self.on_tcp_start(index, connection, received.events);
+            self.on_tcp_start(connection, received.events);
         }
         if received.events.intersects(Events::OCTETS_ACKED | Events::FIN_ACKED) {
             connection.acknowledged(&mut self.connections.records);
         }
         match received.payload {
             Payload::InOrder { skip, len } => {
-                self.deliver(turn, index, connection, &buffer, frame.payload_offset, skip, len);
+                self.deliver(turn, connection, &buffer, frame.payload_offset, skip, len);
                 drop(buffer);
-                self.deliver_held(turn, index, connection);
+                self.deliver_held(turn, connection);
             }
             Payload::Held => {
                 let payload_offset = frame.payload_offset as u32;
@@ -253,7 +251,7 @@ impl<P: Port> Core<P> {
         }
         let mut events = received.events;
         if connection.tcp.withholds() && (connection.finished || events.contains(Events::FIN_ACKED)) {
-            events |= self.end_withholding(turn, index, connection);
+            events |= self.end_withholding(turn, connection);
         }
         if events.intersects(
             Events::PEER_FIN
@@ -263,7 +261,7 @@ impl<P: Port> Core<P> {
                 | Events::FIN_ACKED
                 | Events::TIMED_OUT,
         ) {
-            self.on_tcp_end(index, connection, events);
+            self.on_tcp_end(connection, events);
             return false;
         }
         !events.contains(Events::ESTABLISHED)
@@ -273,19 +271,19 @@ impl<P: Port> Core<P> {
     /// told: they are acknowledged now, so that the connection ends in order. Or nobody takes them any more, which a
     /// reset tells. Returns what TCP says.
     #[cold]
-    fn end_withholding(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) -> Events {
+    fn end_withholding(&mut self, turn: &Turn<'_>, connection: &mut Connection) -> Events {
         match &mut connection.phase {
             // They wait for a receive.
             Phase::Running(_) if connection.tcp.holds_in_order() => Events::NONE,
             Phase::Running(running) => {
                 running.acknowledges_placed = false;
-                let events = connection.tcp.release(self.now);
-                self.deliver_held(turn, index, connection);
+                let events = connection.tcp.release(self.common.now);
+                self.deliver_held(turn, connection);
                 events
             }
             _ => {
                 connection.ends_by(DisconnectReason::Aborted);
-                connection.abort(&mut self.link, &mut self.counters, self.now);
+                connection.abort(&mut self.link, &mut self.common);
                 Events::NONE
             }
         }
@@ -293,36 +291,36 @@ impl<P: Port> Core<P> {
 
     /// Delivers what TCP has held and is in order now.
     #[inline]
-    fn deliver_held(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) {
+    fn deliver_held(&mut self, turn: &Turn<'_>, connection: &mut Connection) {
         while let Some(held) = connection.tcp.take_in_order() {
             let Some(next) = self.connections.held.remove(held.token) else { continue };
             let from = next.payload_offset as usize;
-            self.deliver(turn, index, connection, &next.buffer, from, held.skip, held.len);
+            self.deliver(turn, connection, &next.buffer, from, held.skip, held.len);
         }
     }
 
     /// A message waits: goes on with it, unless it is too early.
     #[cold]
-    pub(super) fn look_for_receive(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection) {
-        if let Some(look_at) = self.rdma.next_look(self.now, connection) {
-            return self.connections.wheel.arm(index, look_at);
+    pub(super) fn look_for_receive(&mut self, turn: &Turn<'_>, connection: &mut Connection) {
+        if let Some(look_at) = self.rdma.next_look(self.common.now, connection) {
+            return self.connections.wheel.arm(connection.index, look_at);
         }
         connection.tcp.hold_in_order(false);
-        let events = connection.tcp.release(self.now);
-        self.rdma.take_waiting(turn, &mut self.counters, self.now, connection);
-        self.deliver_held(turn, index, connection);
+        let events = connection.tcp.release(self.common.now);
+        self.rdma.take_waiting(turn, &mut self.common, connection);
+        self.deliver_held(turn, connection);
         if connection.awaits_receive() {
-            self.connections.wheel.arm(index, self.now + FIRST_LOOK);
+            self.connections.wheel.arm(connection.index, self.common.now + FIRST_LOOK);
         } else if !connection.gone {
             connection.end_receive_wait();
             if connection.tcp.peer_has_finished() && !events.contains(Events::PEER_FIN) {
-                self.on_peer_fin(index, connection);
+                self.on_peer_fin(connection);
             }
         }
         if !connection.gone && !events.is_empty() {
-            self.on_tcp_end(index, connection, events);
+            self.on_tcp_end(connection, events);
         }
-        connection.schedule(&mut self.connections.ready, index);
+        connection.schedule(&mut self.connections.ready);
     }
 
     /// Delivers octets `skip .. skip + len` of a frame's payload to the layers above.
@@ -331,7 +329,6 @@ impl<P: Port> Core<P> {
     fn deliver(
         &mut self,
         turn: &Turn<'_>,
-        index: u32,
         connection: &mut Connection,
         buffer: &P::Buffer,
         payload_offset: usize,
@@ -342,42 +339,42 @@ impl<P: Port> Core<P> {
         let range = from..from + len as usize;
         let is_whole = if buffer.segment_count() == 1 {
             let octets = buffer.data().get(range);
-            octets.map(|octets| self.on_octets(turn, index, connection, octets)).is_some()
+            octets.map(|octets| self.on_octets(turn, connection, octets)).is_some()
         } else {
             let mut scratch = std::mem::take(&mut self.link.scratch);
             let octets = contiguous(buffer, &mut scratch).get(range);
-            let is_whole = octets.map(|octets| self.on_octets(turn, index, connection, octets)).is_some();
+            let is_whole = octets.map(|octets| self.on_octets(turn, connection, octets)).is_some();
             self.link.scratch = scratch;
             is_whole
         };
         if !is_whole {
-            self.counters.cannot_be("the payload of a segment is behind its frame");
+            self.common.counters.cannot_be("the payload of a segment is behind its frame");
         }
     }
 
     /// Takes octets of the stream, in order.
     #[inline]
-    pub(crate) fn on_octets(&mut self, turn: &Turn<'_>, index: u32, connection: &mut Connection, octets: &[u8]) {
+    pub(crate) fn on_octets(&mut self, turn: &Turn<'_>, connection: &mut Connection, octets: &[u8]) {
         let mut rest = octets;
         while !rest.is_empty() {
             match &connection.phase {
                 Phase::Running(_) => {
-                    self.rdma.on_stream(turn, &mut self.counters, self.now, connection, rest);
+                    self.rdma.on_stream(turn, &mut self.common, connection, rest);
                     if connection.awaits_receive() {
-                        self.connections.wheel.arm(index, self.now + FIRST_LOOK);
+                        self.connections.wheel.arm(connection.index, self.common.now + FIRST_LOOK);
                     }
                     return;
                 }
                 Phase::Stream(_) => {
-                    let Core { streams, link, counters, now, .. } = self;
-                    return streams.on_octets(link, counters, *now, index, connection, rest);
+                    let Core { streams, link, common, .. } = self;
+                    return streams.on_octets(link, common, connection, rest);
                 }
                 Phase::Closing(_) | Phase::Incoming(_) => {
                     connection.withhold(rest.len());
-                    return connection.discard_octets(&mut self.link, &mut self.counters, self.now);
+                    return connection.discard_octets(&mut self.link, &mut self.common);
                 }
                 Phase::Initiating(_) | Phase::Responding(_) | Phase::Requested(_) => {
-                    let used = self.on_startup_octets(index, connection, rest);
+                    let used = self.on_startup_octets(connection, rest);
                     rest = &rest[used.min(rest.len())..];
                 }
             }

@@ -16,7 +16,7 @@ impl<P: Port> Core<P> {
     #[inline(always)]
     pub(super) fn run_doorbells(&mut self) {
         let rung = &mut self.control.rung;
-        if !rung.is_empty() && self.rdma.run_doorbells(&mut self.connections, &mut self.counters, rung) {
+        if !rung.is_empty() && self.rdma.run_doorbells(&mut self.connections, &mut self.common.counters, rung) {
             self.only_short_ways = false;
         }
     }
@@ -40,7 +40,7 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     pub(super) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
         let mut open = None;
-        let is_served = self.config.hot
+        let is_served = self.common.config.hot
             && (self.serving().serve_lone(turn, index, &mut open)
                 || open.is_none() && self.serve_other(turn, index, &mut open));
         if !is_served {
@@ -58,16 +58,16 @@ impl<P: Port> Core<P> {
     #[inline(always)]
     fn serving(&mut self) -> Serving<'_, P> {
         let epoch = self.net.neighbours.epoch();
-        let Core { link, connections, rdma, counters, now, .. } = self;
-        Serving { now: *now, epoch, link, connections, rdma, counters }
+        let Core { link, connections, rdma, common, .. } = self;
+        Serving { now: common.now, epoch, link, connections, rdma, counters: &mut common.counters }
     }
 
     /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn
     /// takes the next one. The others keep their places: a visit to thousands takes longer than the device needs.
     #[inline(never)]
     fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
-        let place = self.counters.visits_without_room as usize % self.connections.ready.len().max(1);
-        self.counters.visits_without_room += 1;
+        let place = self.common.counters.visits_without_room as usize % self.connections.ready.len().max(1);
+        self.common.counters.visits_without_room += 1;
         // Connections that were served before may have ended all others.
         let Some(index) = self.connections.ready.remove(place) else { return };
         self.serve(turn, index);
@@ -81,24 +81,24 @@ impl<P: Port> Core<P> {
     #[inline(never)]
     fn serve_any(&mut self, turn: &Turn<'_>, index: u32, mut open: Option<Open<P::Buffer>>) {
         self.only_short_ways = false;
-        let Some(mut connection) = self.connections.take(&mut self.counters, index) else { return };
+        let Some(mut connection) = self.connections.take(&mut self.common.counters, index) else { return };
         connection.scheduled = false;
         let mut more = false;
         if !connection.gone {
             let mut queue_pair = self.rdma.take(connection.queue_pair);
-            more = self.feed(turn, index, &mut connection, queue_pair.as_deref_mut(), &mut open);
+            more = self.feed(turn, &mut connection, queue_pair.as_deref_mut(), &mut open);
             self.rdma.give(queue_pair);
-            more |= self.transmit(index, &mut connection);
+            more |= self.transmit(&mut connection);
             if self.connections.ready.is_empty() {
                 // Nobody else has anything to send: what is left of the turn need not be waited for.
                 self.flush();
             }
         }
         if open.is_some() {
-            self.counters.cannot_be("a record is begun on a connection that may not send");
+            self.common.counters.cannot_be("a record is begun on a connection that may not send");
         }
         if more && !connection.gone {
-            connection.schedule(&mut self.connections.ready, index);
+            connection.schedule(&mut self.connections.ready);
         }
         self.put_back(connection);
     }
@@ -108,28 +108,27 @@ impl<P: Port> Core<P> {
     fn feed(
         &mut self,
         turn: &Turn<'_>,
-        index: u32,
         connection: &mut Connection,
         queue_pair: Option<&mut QueuePair>,
         open: &mut Option<Open<P::Buffer>>,
     ) -> bool {
-        let now = self.now;
+        let now = self.common.now;
         connection.quiet = false;
         if let Phase::Stream(_) = connection.phase {
-            let Core { connections, link, streams, counters, .. } = self;
-            return connections.feed_stream(link, streams, counters, now, index, connection);
+            let Core { connections, link, streams, common, .. } = self;
+            return connections.feed_stream(link, streams, common, connection);
         }
         if connection.stream.is_some() {
             // What was written before MPA took over comes before anything of MPA's.
-            let Core { connections, link, streams, counters, .. } = self;
-            match connections.push_text(link, streams, counters, now, index, connection) {
+            let Core { connections, link, streams, common, .. } = self;
+            match connections.push_text(link, streams, common, connection) {
                 TextPushed::All => {}
                 TextPushed::TimeWaits => return false,
                 TextPushed::More => return true,
             }
         }
         if connection.startup_frame.is_some() {
-            if !self.connections.push_startup_frame(&mut self.link, &mut self.counters, connection) {
+            if !self.connections.push_startup_frame(&mut self.link, &mut self.common.counters, connection) {
                 return true;
             }
             if let Phase::Running(_) = connection.phase
@@ -144,12 +143,12 @@ impl<P: Port> Core<P> {
         }
         let Phase::Running(running) = &mut connection.phase else { return false };
         if running.terminate.is_some() {
-            return self.connections.push_terminate(&mut self.link, &mut self.counters, now, connection);
+            return self.connections.push_terminate(&mut self.link, &mut self.common, connection);
         }
         let Some(queue_pair) = queue_pair else { return false };
         if !running.stream.may_send_messages() {
             if running.stream.state().flushes() {
-                self.rdma.flush_with(&mut self.counters, queue_pair, None, None);
+                self.rdma.flush_with(&mut self.common.counters, queue_pair, None, None);
             } else {
                 connection.close_if_finished(queue_pair, now);
             }
@@ -159,14 +158,14 @@ impl<P: Port> Core<P> {
             if at > now {
                 return false;
             }
-            running.limit = Limit::silence(now, self.config.iwarp.nudge_after, 0);
+            running.limit = Limit::silence(now, self.common.config.iwarp.nudge_after, 0);
         }
         let pulled = self.pull(turn, connection, queue_pair, open.take());
         if queue_pair.send.begun() > 0 {
             queue_pair.retire(&mut self.rdma.lanes, connection.tcp.octets_acknowledged());
         }
         if queue_pair.overflowed.is_some() {
-            self.rdma.on_overflow(&mut self.counters, now, connection, queue_pair);
+            self.rdma.on_overflow(&mut self.common, connection, queue_pair);
         }
         match pulled {
             Pulled::Dry => {
@@ -192,18 +191,18 @@ impl<P: Port> Core<P> {
         queue_pair: &mut QueuePair,
         open: Option<Open<P::Buffer>>,
     ) -> Pulled {
-        let Core { link, connections, rdma, counters, now, .. } = self;
-        let (now, records) = (*now, &mut connections.records);
-        let mut sending = Sending { turn, now, link, records, rdma, counters, connection, queue_pair, open };
+        let Core { link, connections, rdma, common, .. } = self;
+        let records = &mut connections.records;
+        let mut sending = Sending { turn, link, records, rdma, common, connection, queue_pair, open };
         match sending.pull() {
             Ok(Pulled::Dry) => {
                 let mut open = sending.open;
-                if self.config.hot {
+                if self.common.config.hot {
                     open = self.serving().send_open(connection, open);
                 }
                 if let Some(open) = open {
                     let records = &mut self.connections.records;
-                    open.push(&self.link, records, &mut self.counters, &mut connection.tcp);
+                    open.push(&self.link, records, &mut self.common.counters, &mut connection.tcp);
                 }
                 Pulled::Dry
             }
@@ -213,7 +212,7 @@ impl<P: Port> Core<P> {
             }
             Err(refused) => {
                 sending.push_open();
-                self.rdma.fail_refused(&mut self.counters, now, connection, queue_pair, refused);
+                self.rdma.fail_refused(&mut self.common, connection, queue_pair, refused);
                 // A Terminate is now queued; serve again to send it.
                 Pulled::More
             }

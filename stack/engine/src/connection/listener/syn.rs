@@ -1,25 +1,23 @@
 //! Listening, SYNs, cookies, and the backlog.
 
-use std::net::IpAddr;
+use uwarp_iwarp::startup::{Responder, ResponderOptions};
+use uwarp_tcp::{Answer, Arrival, Instant, SynCookies, TimeWait, arrival_in_listen, reset_for};
+use uwarp_wire::address::FlowKey;
+use uwarp_wire::frame::TcpFrame;
+use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use super::{Listener, Requests, STREAM_OPENING};
 use crate::api::command::{ControlError, ListenerId};
-use crate::api::config::{EngineConfig, Limits};
+use crate::api::common::Common;
+use crate::api::config::Limits;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::phase::{Incoming, Origin, Phase, Responding};
-use crate::connection::shares::Silent;
 use crate::connection::{Connection, Connections, Opening, drop_reason};
 use crate::link::Link;
 use crate::link::handoff::{Claim, Handoff};
-use crate::link::hash::KeyedHash;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
-use uwarp_iwarp::startup::{Responder, ResponderOptions};
-use uwarp_tcp::{Answer, Arrival, Instant, SynCookies, TimeWait, arrival_in_listen, reset_for};
-use uwarp_wire::address::{FlowKey, IpAddress};
-use uwarp_wire::frame::TcpFrame;
-use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 impl<B: Buffer> Connections<B> {
     /// Takes a segment of an unknown flow: answers it, ignores it, or opens a connection by a cookie, which is returned
@@ -29,20 +27,18 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         net: &Net,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         frame: &TcpFrame,
     ) -> Option<u32> {
         let header = &frame.header;
         if net.addresses.is_subnet_broadcast(frame.flow.remote) {
             // RFC 9293 §3.9.2.3, MUST-63: a broadcast address belongs to no host, and all of them would receive the
             // answer.
-            counters.count_drop(DropReason::WrongAddress);
+            common.counters.count_drop(DropReason::WrongAddress);
             return None;
         }
         let mut previous = None;
-        if self.awaits_cookies(link.handoff.as_ref(), now)
+        if self.awaits_cookies(link.handoff.as_ref(), common.now)
             && !self.opening.is_closed
             && self.opening.listens(&frame.flow)
             && self.time_wait.get_mut(&frame.flow).is_some_and(|wait| wait.admits_new_incarnation(&syn_before(header)))
@@ -50,7 +46,7 @@ impl<B: Buffer> Connections<B> {
             // The SYN of a new connection may have been answered by a cookie while the old connection is in TIME-WAIT
             // (RFC 6191). The old one may have begun with a cookie that is still valid, so the SYN must admit a new
             // connection, or the segment is late.
-            match self.on_cookie(link, net, counters, config, now, frame) {
+            match self.on_cookie(link, net, common, frame) {
                 Cookie::Opens(index) => return Some(index),
                 Cookie::Ignored => return None,
                 Cookie::None | Cookie::NotCompared => {}
@@ -60,49 +56,48 @@ impl<B: Buffer> Connections<B> {
             // Within a host nothing of the old connection comes behind its end.
             let is_new = net.addresses.is_own(frame.flow.remote) && is_syn(header);
             if !is_new && !wait.admits_new_incarnation(header) {
-                let answer = wait.on_segment(now, header, frame.payload_len as u32);
-                answer_late(link, net, counters, frame, answer);
+                let answer = wait.on_segment(common.now, header, frame.payload_len as u32);
+                answer_late(link, net, &mut common.counters, frame, answer);
                 return None;
             }
             previous = Some(*wait);
         }
         if !self.opening.listens(&frame.flow) || self.opening.is_closed {
-            counters.count_drop(DropReason::NoConnection);
+            common.counters.count_drop(DropReason::NoConnection);
             if let Some(reset) = reset_for(header, frame.payload_len as u32) {
-                link.send_reset(counters, net.addresses.loops_back(frame.flow.remote), frame, reset);
+                link.send_reset(&mut common.counters, net.addresses.loops_back(frame.flow.remote), frame, reset);
             }
             return None;
         }
         let reset = match arrival_in_listen(header, frame.payload_len as u32) {
             Arrival::Opens => {
-                self.on_syn(link, net, counters, config, now, (frame, previous));
+                self.on_syn(link, net, common, (frame, previous));
                 return None;
             }
             Arrival::Reset(reset) => reset,
             Arrival::Ignored => {
-                counters.count_drop(DropReason::NoConnection);
+                common.counters.count_drop(DropReason::NoConnection);
                 return None;
             }
         };
-        let are_cookies_out = self.awaits_cookies(link.handoff.as_ref(), now);
-        let opened =
-            if are_cookies_out { self.on_cookie(link, net, counters, config, now, frame) } else { Cookie::None };
+        let are_cookies_out = self.awaits_cookies(link.handoff.as_ref(), common.now);
+        let opened = if are_cookies_out { self.on_cookie(link, net, common, frame) } else { Cookie::None };
         match opened {
             Cookie::Opens(index) => Some(index),
             Cookie::Ignored => None,
             Cookie::NotCompared => {
                 // It may come from an honest peer. A reset would end a connection that the peer considers open.
-                counters.count_drop(DropReason::NoConnection);
+                common.counters.count_drop(DropReason::NoConnection);
                 None
             }
             Cookie::None => {
-                counters.count_drop(DropReason::NoConnection);
+                common.counters.count_drop(DropReason::NoConnection);
                 // A cookie is compared with the beginning of the peer's stream. If that was lost, or had no room, later
                 // octets arrive first, and a reset would end what the peer considers open. Without an answer it
                 // retransmits everything from the beginning.
                 let follows = frame.payload_len > 0 || header.flags.contains(TcpFlags::FIN);
                 if !(are_cookies_out && follows && !header.flags.contains(TcpFlags::SYN)) {
-                    link.send_reset(counters, net.addresses.loops_back(frame.flow.remote), frame, reset);
+                    link.send_reset(&mut common.counters, net.addresses.loops_back(frame.flow.remote), frame, reset);
                 }
                 None
             }
@@ -114,41 +109,39 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         net: &Net,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         (frame, previous): (&TcpFrame, Option<TimeWait>),
     ) {
         let Some(listener) = self.opening.listener_for(&frame.flow) else {
-            return counters.cannot_be("a SYN was found to have a listener, and has none");
+            return common.counters.cannot_be("a SYN was found to have a listener, and has none");
         };
         let (backlog, half_open) = (listener.backlog, listener.half_open);
         // A full backlog ignores SYNs instead of refusing: the peer retransmits them, and there may be room then.
         let mut waiting = listener.waiting();
         if waiting >= listener.backlog {
-            if !self.make_room(link, counters, now, &frame.flow) {
-                return counters.count_drop(DropReason::BacklogFull);
+            if !self.make_room(link, common, &frame.flow) {
+                return common.counters.count_drop(DropReason::BacklogFull);
             }
             waiting -= 1;
         }
-        if self.is_full(&config.limits) {
-            return counters.count_drop(DropReason::ConnectionLimit);
+        if self.is_full(&common.config.limits) {
+            return common.counters.count_drop(DropReason::ConnectionLimit);
         }
         let crowded = waiting.saturating_add(half_open) >= backlog;
-        if crowded || self.opening.half_open >= config.limits.half_open {
-            return self.send_cookie(link, net, counters, now, frame);
+        if crowded || self.opening.half_open >= common.config.limits.half_open {
+            return self.send_cookie(link, net, common, frame);
         }
-        if !enter(link, counters, &frame.flow) {
+        if !enter(link, &mut common.counters, &frame.flow) {
             return;
         }
         let settings = self.opening.listener_config(self.tcp_config_for(frame.flow.remote), &frame.flow);
-        let mut isn = self.opening.isn.generate(&frame.flow, now);
+        let mut isn = self.opening.isn.generate(&frame.flow, common.now);
         if let Some(previous) = previous {
             isn = previous.isn_beyond(isn);
             self.time_wait.remove(&frame.flow);
         }
-        let tcp = uwarp_tcp::Connection::accept(&settings, &frame.header, isn, now);
-        if let Some(index) = self.add_passive(link, net, counters, config, now, (frame, tcp)) {
+        let tcp = uwarp_tcp::Connection::accept(&settings, &frame.header, isn, common.now);
+        if let Some(index) = self.add_passive(link, net, common, (frame, tcp)) {
             self.schedule_index(index);
         }
     }
@@ -158,25 +151,24 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         net: &Net,
-        counters: &mut Counters,
-        now: Instant,
+        common: &mut Common,
         frame: &TcpFrame,
     ) {
         if !link.has_room() || !link.has_free(link.transmit.reserve + 1) {
-            return counters.count_drop(DropReason::NoTransmitBuffer);
+            return common.counters.count_drop(DropReason::NoTransmitBuffer);
         }
         let settings = self.opening.listener_config(self.tcp_config_for(frame.flow.remote), &frame.flow);
-        let mut header = self.opening.cookies.answer(&settings, &frame.flow, &frame.header, now);
+        let mut header = self.opening.cookies.answer(&settings, &frame.flow, &frame.header, common.now);
         header.source_port = frame.flow.local_port;
         header.destination_port = frame.flow.remote_port;
         let to_self = net.addresses.loops_back(frame.flow.remote);
-        self.opening.cookies_until = now + SynCookies::LIFE;
+        self.opening.cookies_until = common.now + SynCookies::LIFE;
         if let Some(handoff) = &link.handoff {
             // Before sending: another engine may receive the answer at once.
             handoff.owners().await_cookies(self.opening.cookies_until);
         }
-        if link.send_bare(counters, &frame.flow, frame.source_mac, to_self, header) {
-            counters.cookies_sent += 1;
+        if link.send_bare(&mut common.counters, &frame.flow, frame.source_mac, to_self, header) {
+            common.counters.cookies_sent += 1;
         }
     }
 
@@ -191,37 +183,35 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &mut Link<P>,
         net: &Net,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         frame: &TcpFrame,
     ) -> Cookie {
-        if !self.opening.guesses.admits(now, frame.flow.remote) {
-            counters.cookies_not_compared += 1;
+        if !self.opening.guesses.admits(common.now, frame.flow.remote) {
+            common.counters.cookies_not_compared += 1;
             return Cookie::NotCompared;
         }
         let settings = self.opening.listener_config(self.tcp_config_for(frame.flow.remote), &frame.flow);
-        let Some(tcp) = self.opening.cookies.accept(&settings, &frame.flow, &frame.header, now) else {
-            counters.cookies_wrong += 1;
-            self.opening.guesses.was_wrong(now, frame.flow.remote);
+        let Some(tcp) = self.opening.cookies.accept(&settings, &frame.flow, &frame.header, common.now) else {
+            common.counters.cookies_wrong += 1;
+            self.opening.guesses.was_wrong(common.now, frame.flow.remote);
             return Cookie::None;
         };
         // The peer considers the connection open; its next segment tries again.
         let full = self.opening.listener_for(&frame.flow).is_none_or(|listener| listener.waiting() >= listener.backlog);
-        if full && !self.make_room(link, counters, now, &frame.flow) {
-            counters.count_drop(DropReason::BacklogFull);
+        if full && !self.make_room(link, common, &frame.flow) {
+            common.counters.count_drop(DropReason::BacklogFull);
             return Cookie::Ignored;
         }
-        if self.is_full(&config.limits) {
-            counters.count_drop(DropReason::ConnectionLimit);
+        if self.is_full(&common.config.limits) {
+            common.counters.count_drop(DropReason::ConnectionLimit);
             return Cookie::Ignored;
         }
-        if !enter(link, counters, &frame.flow) {
+        if !enter(link, &mut common.counters, &frame.flow) {
             return Cookie::Ignored;
         }
         self.time_wait.remove(&frame.flow);
-        counters.cookies_accepted += 1;
-        self.add_passive(link, net, counters, config, now, (frame, tcp)).map_or(Cookie::Ignored, Cookie::Opens)
+        common.counters.cookies_accepted += 1;
+        self.add_passive(link, net, common, (frame, tcp)).map_or(Cookie::Ignored, Cookie::Opens)
     }
 
     /// Adds a connection in its handshake for the listener on its port.
@@ -229,14 +219,12 @@ impl<B: Buffer> Connections<B> {
         &mut self,
         link: &Link<P>,
         net: &Net,
-        counters: &mut Counters,
-        config: &EngineConfig,
-        now: Instant,
+        common: &mut Common,
         (frame, tcp): (&TcpFrame, uwarp_tcp::Connection),
     ) -> Option<u32> {
         let FlowKey { local, local_port, .. } = frame.flow;
         let Some(listener) = self.opening.listeners.at_mut(local, local_port) else {
-            counters.cannot_be("a connection opens without a listener");
+            common.counters.cannot_be("a connection opens without a listener");
             return None;
         };
         listener.pending += 1;
@@ -246,19 +234,19 @@ impl<B: Buffer> Connections<B> {
         let id = listener.id;
         let phase = match &listener.requests {
             Requests::Rdma { .. } => {
-                let options = ResponderOptions { crc: config.iwarp.crc, ..ResponderOptions::default() };
+                let options = ResponderOptions { crc: common.config.iwarp.crc, ..ResponderOptions::default() };
                 Phase::Responding(Box::new(Responding {
                     machine: Responder::new(options),
                     origin: Origin::Listener(id),
                     half_open: true,
-                    until: now + config.iwarp.startup_timeout,
+                    until: common.now + common.config.iwarp.startup_timeout,
                 }))
             }
             Requests::Streams { .. } => {
-                Phase::Incoming(Incoming { listener: id, half_open: true, until: now + STREAM_OPENING })
+                Phase::Incoming(Incoming { listener: id, half_open: true, until: common.now + STREAM_OPENING })
             }
         };
-        let (handle, connection) = self.add_connection(link.own_mac, net, counters, frame.flow, tcp, phase);
+        let (handle, connection) = self.add_connection(link.own_mac, net, &mut common.counters, frame.flow, tcp, phase);
         // The source of the SYN is on the link, or is its router: no need to resolve an address that answers.
         connection.next_hop.mac = frame.source_mac.0;
         connection.next_hop.epoch = net.neighbours.epoch();
@@ -267,26 +255,21 @@ impl<B: Buffer> Connections<B> {
 }
 
 impl Opening {
-    /// Listens on a port of one own address, of all of a version of IP, or of all.
+    /// Adds a listener on a port.
     pub(crate) fn listen(
         &mut self,
         net: &Net,
-        config: &EngineConfig,
-        id: ListenerId,
-        (address, port): (Option<IpAddr>, u16),
-        backlog: u32,
-        requests: Requests,
+        limits: &Limits,
+        port: u16,
+        listener: Listener,
     ) -> Result<(), ControlError> {
-        self.check_listen(&config.limits, port)?;
-        if let Some(own) = address
+        self.check_listen(limits, port)?;
+        if let Some(own) = listener.address
             && !own.is_unspecified()
-            && !net.addresses.may_be_own(own.into())
+            && !net.addresses.may_be_own(own)
         {
-            return Err(ControlError::NotOwn(own));
+            return Err(ControlError::NotOwn(own.to_ip_addr()));
         }
-        let address = address.map(IpAddress::from);
-        let silent = Silent::new(KeyedHash::new(config.secret));
-        let listener = Listener { id, address, backlog: backlog.max(1), pending: 0, half_open: 0, silent, requests };
         if self.listeners.insert(port, listener) { Ok(()) } else { Err(ControlError::PortInUse(port)) }
     }
 
