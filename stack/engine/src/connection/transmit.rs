@@ -9,7 +9,7 @@
 //! retransmitted in segments.
 
 use uwarp_memory::kernels::checksum_sum;
-use uwarp_tcp::{Slice, Transmit};
+use uwarp_tcp::{Slice, Transmit, UsualSegment};
 use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
 use uwarp_wire::frame::{Path, prepend_tcp};
 use uwarp_wire::tcp::TcpFlags;
@@ -21,7 +21,7 @@ use crate::connection::slab::BufferStore;
 use crate::connection::{Connection, Connections, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
-use crate::link::template::Template;
+use crate::link::template::{Pattern, Template};
 use crate::link::transmit::{checksum, offloads};
 
 impl<P: Port> Link<P> {
@@ -84,9 +84,52 @@ impl<P: Port> Link<P> {
         }
     }
 
+    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before,
+    /// if this one may differ from it in sequence number, length and flags alone; it becomes those of this segment if
+    /// more follow (`goes_on`).
+    #[inline]
+    fn emit_fresh(
+        &mut self,
+        records: &mut BufferStore<Record<P::Buffer>>,
+        counters: &mut Counters,
+        connection: &Connection,
+        (segment, slice): (&UsualSegment, Slice),
+        pattern: &mut Option<Pattern>,
+        goes_on: bool,
+    ) {
+        let start = self.payload_start;
+        if let Some(record) = records.get_mut(slice.token)
+            && let Some(template) = connection.next_hop.template.as_ref().filter(|_| !connection.next_hop.to_self)
+            && slice.len == u32::from(record.length)
+            && !record.buffer.is_shared()
+            && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))
+        {
+            let offload = self.offload_tcp;
+            let sum = (!offload).then_some(record.sum);
+            let headers = match pattern.as_ref().and_then(|pattern| pattern.repeat(headroom, segment, sum)) {
+                Some(headers) => headers,
+                None => {
+                    let Some(headers) = template.prepend_usual(headroom, segment, sum) else {
+                        return counters.cannot_be("the headers of a segment do not fit in front of its record");
+                    };
+                    *pattern = if goes_on { template.pattern(headroom, headers, segment) } else { None };
+                    headers
+                }
+            };
+            record.buffer.set_range(start - headers, headers + slice.len as usize);
+            if offload {
+                self.offload_record(counters, connection, record, headers);
+            }
+            let frame = record.buffer.share();
+            counters.hot_sent += 1;
+            return self.enqueue(counters, frame, false);
+        }
+        self.emit(records, counters, connection, &Transmit::fresh(segment, slice));
+    }
+
     /// Makes a frame of one segment.
     #[inline]
-    pub(crate) fn emit(
+    fn emit(
         &mut self,
         records: &mut BufferStore<Record<P::Buffer>>,
         counters: &mut Counters,
@@ -134,7 +177,7 @@ impl<P: Port> Link<P> {
     /// Leaves a whole record, behind so many octets of headers, to the device: its checksum, and to cut it if it is
     /// longer than a segment.
     #[inline]
-    pub(crate) fn offload_record(
+    fn offload_record(
         &self,
         counters: &mut Counters,
         connection: &Connection,

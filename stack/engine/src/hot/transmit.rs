@@ -2,7 +2,7 @@
 
 use uwarp_iwarp::framing::{LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Association, Turn, kernels};
-use uwarp_tcp::{BufferToken, Instant, Slice, Transmit, UsualSegment};
+use uwarp_tcp::{BufferToken, Instant};
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::READ_REQUEST_LEN;
@@ -11,12 +11,10 @@ use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
 use crate::connection::running::{Ending, Limit, Outgoing, Running, Source};
-use crate::connection::slab::BufferStore;
 use crate::connection::wheel::Wheel;
 use crate::connection::{Connection, Connections, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
-use crate::link::template::Pattern;
 use crate::link::transmit::offloads;
 use crate::rdma::Rdma;
 use crate::rdma::choose::{header_len, send_kind};
@@ -440,50 +438,5 @@ impl<P: Port> Serving<'_, P> {
             self.link.transmit.queue.push_back(frame);
         }
         true
-    }
-}
-
-impl<P: Port> Link<P> {
-    /// Makes a frame of new data: of a whole record, in its own buffer. `pattern`: the headers of the segment before,
-    /// if this one may differ from it in sequence number, length and flags alone; it becomes those of this segment if
-    /// more follow (`goes_on`).
-    #[inline]
-    pub(crate) fn emit_fresh(
-        &mut self,
-        records: &mut BufferStore<Record<P::Buffer>>,
-        counters: &mut Counters,
-        connection: &Connection,
-        (segment, slice): (&UsualSegment, Slice),
-        pattern: &mut Option<Pattern>,
-        goes_on: bool,
-    ) {
-        let start = self.payload_start;
-        if let Some(record) = records.get_mut(slice.token)
-            && let Some(template) = connection.next_hop.template.as_ref().filter(|_| !connection.next_hop.to_self)
-            && slice.len == u32::from(record.length)
-            && !record.buffer.is_shared()
-            && let Some(headroom) = record.buffer.storage_mut().and_then(|storage| storage.get_mut(..start))
-        {
-            let offload = self.offload_tcp;
-            let sum = (!offload).then_some(record.sum);
-            let headers = match pattern.as_ref().and_then(|pattern| pattern.repeat(headroom, segment, sum)) {
-                Some(headers) => headers,
-                None => {
-                    let Some(headers) = template.prepend_usual(headroom, segment, sum) else {
-                        return counters.cannot_be("the headers of a segment do not fit in front of its record");
-                    };
-                    *pattern = if goes_on { template.pattern(headroom, headers, segment) } else { None };
-                    headers
-                }
-            };
-            record.buffer.set_range(start - headers, headers + slice.len as usize);
-            if offload {
-                self.offload_record(counters, connection, record, headers);
-            }
-            let frame = record.buffer.share();
-            counters.hot_sent += 1;
-            return self.enqueue(counters, frame, false);
-        }
-        self.emit(records, counters, connection, &Transmit::fresh(segment, slice));
     }
 }
