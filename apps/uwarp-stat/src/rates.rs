@@ -50,14 +50,16 @@ impl EngineRates {
         let rate = |count: fn(&EngineStats) -> u64| {
             if seconds > 0.0 { gone(count) / seconds } else { 0.0 }
         };
-        let turns = gone(|stats| stats.turns);
+        let turns = gone(|stats| stats.counters.turns);
         Self {
-            busy: if turns > 0.0 { gone(|stats| stats.busy_turns) / turns } else { 0.0 },
-            wakeups: rate(|stats| stats.wakeups.device + stats.wakeups.doorbell + stats.wakeups.timer),
-            frames_in: rate(|stats| stats.frames_received),
-            frames_out: rate(|stats| stats.frames_sent),
-            octets_in: rate(|stats| stats.octets_received),
-            octets_out: rate(|stats| stats.octets_sent),
+            busy: if turns > 0.0 { gone(|stats| stats.counters.busy_turns) / turns } else { 0.0 },
+            wakeups: rate(|stats| {
+                stats.counters.wakeups.device + stats.counters.wakeups.doorbell + stats.counters.wakeups.timer
+            }),
+            frames_in: rate(|stats| stats.counters.frames_received),
+            frames_out: rate(|stats| stats.counters.frames_sent),
+            octets_in: rate(|stats| stats.counters.octets_received),
+            octets_out: rate(|stats| stats.counters.octets_sent),
         }
     }
 }
@@ -67,11 +69,11 @@ mod tests {
     use super::*;
 
     fn snapshot(uptime_ns: u64, turns: u64, busy_turns: u64, frames: u64) -> StatsSnapshot {
-        StatsSnapshot {
-            uptime_ns,
-            engines: vec![EngineStats { turns, busy_turns, frames_received: frames, ..EngineStats::default() }],
-            ..StatsSnapshot::default()
-        }
+        let mut engine = EngineStats::default();
+        engine.counters.turns = turns;
+        engine.counters.busy_turns = busy_turns;
+        engine.counters.frames_received = frames;
+        StatsSnapshot { uptime_ns, engines: vec![engine], ..StatsSnapshot::default() }
     }
 
     #[test]

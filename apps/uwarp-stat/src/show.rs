@@ -120,13 +120,13 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
             format!("{:.1}", rate.octets_out * 8e-6),
             format!("{:.1} %", 100.0 * engine.hot_share_received()),
             format!("{:.1} %", 100.0 * engine.hot_share_sent()),
-            engine.fpdus_received.to_string(),
-            engine.fpdus_gathered.to_string(),
-            engine.fpdus_sent.to_string(),
-            engine.crc_errors.to_string(),
-            engine.pure_acknowledgments.to_string(),
-            engine.retransmissions.to_string(),
-            engine.connections_timed_out.to_string(),
+            engine.counters.fpdus_received.to_string(),
+            engine.counters.fpdus_gathered.to_string(),
+            engine.counters.fpdus_sent.to_string(),
+            engine.counters.crc_errors.to_string(),
+            engine.counters.pure_acknowledgments.to_string(),
+            engine.counters.retransmissions.to_string(),
+            engine.counters.connections_timed_out.to_string(),
             format!("{}/{}", engine.pools.receive_free, engine.pools.receive_total),
             format!("{}/{}", engine.pools.transmit_free, engine.pools.transmit_total),
             engine.buffers_held.to_string(),
@@ -138,32 +138,32 @@ fn engines(text: &mut String, now: &StatsSnapshot, rates: &Rates) {
     let _ = writeln!(text, "{table}");
     for engine in &now.engines {
         counts(text, engine, "drops", &engine.drops);
-        if engine.evicted > 0 {
+        if engine.counters.evicted > 0 {
             let _ = writeln!(
                 text,
                 "engine {} ended connections that held what others needed: {}",
-                engine.index, engine.evicted
+                engine.index, engine.counters.evicted
             );
         }
-        if engine.internal_faults > 0 {
+        if engine.counters.internal_faults > 0 {
             let _ = writeln!(
                 text,
                 "engine {} found {} faults of its own: please report them",
-                engine.index, engine.internal_faults
+                engine.index, engine.counters.internal_faults
             );
         }
-        if engine.receive_waits > 0 {
+        if engine.counters.receive_waits > 0 {
             let _ = writeln!(
                 text,
                 "engine {} let messages wait for a receive: {}, in vain: {}",
-                engine.index, engine.receive_waits, engine.receive_waits_expired
+                engine.index, engine.counters.receive_waits, engine.counters.receive_waits_expired
             );
         }
-        if engine.nudges_sent > 0 {
+        if engine.counters.nudges_sent > 0 {
             let _ = writeln!(
                 text,
                 "engine {} sent Writes of nothing to silent peers: {}",
-                engine.index, engine.nudges_sent
+                engine.index, engine.counters.nudges_sent
             );
         }
         counts(text, engine, "injected faults", &engine.faults);
@@ -220,32 +220,28 @@ fn connections(text: &mut String, now: &StatsSnapshot, rows: usize) {
             format!("{} → {}", connection.local, connection.remote),
             connection.queue_pair.map_or("-".to_owned(), |number| number.to_string()),
             connection.phase.clone(),
-            tcp.state.clone(),
+            tcp.state.to_string(),
             format!("{} ± {}", format_nanoseconds(tcp.smoothed_rtt_ns), format_nanoseconds(tcp.rtt_variation_ns)),
             format_nanoseconds(tcp.retransmission_timeout_ns),
             tcp.effective_mss.to_string(),
             tcp.congestion_window.to_string(),
             // Before the first loss it has its type's maximum.
-            if tcp.slow_start_threshold >= u64::from(u32::MAX) {
-                "-".to_owned()
-            } else {
-                tcp.slow_start_threshold.to_string()
-            },
+            if tcp.slow_start_threshold == u32::MAX { "-".to_owned() } else { tcp.slow_start_threshold.to_string() },
             tcp.send_window.to_string(),
             tcp.receive_window.to_string(),
             tcp.in_flight.to_string(),
             tcp.selectively_acknowledged.to_string(),
             tcp.lost.to_string(),
-            tcp.octets_sent.to_string(),
+            tcp.traffic.octets_sent.to_string(),
             tcp.octets_acknowledged.to_string(),
             tcp.octets_received.to_string(),
-            tcp.retransmissions.to_string(),
-            tcp.timeouts.to_string(),
-            tcp.tail_loss_probes.to_string(),
+            tcp.counters.retransmissions.to_string(),
+            tcp.counters.timeouts.to_string(),
+            tcp.counters.tail_loss_probes.to_string(),
             connection.transmit_buffers.to_string(),
             tcp.out_of_order_buffers.to_string(),
             connection.gather_octets.to_string(),
-            tcp.duplicates_reported.to_string(),
+            tcp.counters.duplicates_reported.to_string(),
         ]);
     }
     output::align_numbers(&mut table, 4);

@@ -91,7 +91,7 @@ fn a_connection_is_shown_and_what_was_dropped() {
         assert!(port.driver == "net_ring" && port.link_up && port.rx_packets > 3 && port.tx_packets > 3, "{port:?}");
         let [engine] = snapshot.engines.as_slice() else { panic!("one engine: {snapshot:?}") };
         let [connection] = engine.connections.as_slice() else { panic!("one connection: {engine:?}") };
-        assert_eq!((connection.tcp.state.as_str(), connection.phase.as_str()), ("ESTABLISHED", "running"));
+        assert_eq!((connection.tcp.state.name(), connection.phase.as_str()), ("ESTABLISHED", "running"));
         // 1500 octets less the headers of IPv4 and TCP, and less timestamps if both ends use them.
         assert!([1460, 1448].contains(&connection.tcp.effective_mss), "{connection:?}");
         assert_eq!(connection.queue_pair, Some(queue_pair.number()));

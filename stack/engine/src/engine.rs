@@ -160,7 +160,7 @@ impl<P: Port> Core<P> {
     pub(crate) fn snapshot(&self) -> EngineStats {
         let mut stats = self.common.counters.stats();
         stats.index = self.common.config.index;
-        stats.work = self.connections.work_done(&self.common.counters);
+        stats.counters.work = self.connections.work_done(&self.common.counters);
         self.link.describe(&mut stats);
         self.net.describe(&mut stats);
         self.connections.describe(&mut stats);

@@ -93,7 +93,7 @@ fn a_cookie_opens_a_connection_like_any_other() {
     }));
     assert!(received == sent);
     let stats = stats(&world, 1);
-    assert_eq!((stats.cookies_sent, stats.cookies_accepted), (1, 1));
+    assert_eq!((stats.counters.cookies_sent, stats.counters.cookies_accepted), (1, 1));
     drop((client, server));
     nothing_left(&mut world);
 }
@@ -110,7 +110,7 @@ fn a_made_up_acknowledgment_opens_nothing() {
     }
     assert!(incoming.try_recv().is_err());
     let stats = stats(&world, 1);
-    assert_eq!((stats.flows, stats.cookies_accepted, stats.resets_sent), (0, 0, 1000));
+    assert_eq!((stats.flows, stats.counters.cookies_accepted, stats.counters.resets_sent), (0, 0, 1000));
 }
 
 /// An acknowledgment to host 1 in the name of somebody else, who sent no SYN.
@@ -148,19 +148,19 @@ fn guesses_at_cookies_in_the_name_of_one_host_are_few_and_shut_no_other_host_out
     }
     // A thousand at once, and a hundred for each second.
     let during = stats(&world, 1);
-    assert!((1000..=1012).contains(&during.cookies_wrong), "{} compared", during.cookies_wrong);
-    assert_eq!(during.cookies_wrong + during.cookies_not_compared, 5000);
-    assert_eq!((during.resets_sent, during.drops["no-connection"]), (during.cookies_wrong, 5000));
+    assert!((1000..=1012).contains(&during.counters.cookies_wrong), "{} compared", during.counters.cookies_wrong);
+    assert_eq!(during.counters.cookies_wrong + during.counters.cookies_not_compared, 5000);
+    assert_eq!((during.counters.resets_sent, during.drops["no-connection"]), (during.counters.cookies_wrong, 5000));
     // Another host's answer is compared, and opens its connection.
     let _open = joined(&mut world, &incoming, &small());
-    assert_eq!(stats(&world, 1).cookies_accepted, 1);
+    assert_eq!(stats(&world, 1).counters.cookies_accepted, 1);
     // Later the first host has its chances again.
     pass(&mut world, Duration::from_secs(3));
-    let before = stats(&world, 1).cookies_wrong;
+    let before = stats(&world, 1).counters.cookies_wrong;
     for number in 0..1000 {
         guess(&mut world, forged, number);
     }
-    let compared = stats(&world, 1).cookies_wrong - before;
+    let compared = stats(&world, 1).counters.cookies_wrong - before;
     assert!((290..=310).contains(&compared), "{compared} compared after 3 s");
 }
 
@@ -325,17 +325,17 @@ fn nine_syns_for_each_segment_cost_an_open_stream_nothing() {
     });
     assert!(arrived && received == octets[..at] && at > BURSTS * SEGMENTS * 1400, "{} of {at}", received.len());
     let client_stats = between.client.engine.as_ref().expect("alive").stats();
-    assert_eq!(client_stats.retransmissions, 0, "a segment was lost");
+    assert_eq!(client_stats.counters.retransmissions, 0, "a segment was lost");
 
     let after = between.server_stats();
     let all = BURSTS * SYNS;
     // One frame is the work for a SYN: no entry, no timer, no second answer.
     assert_eq!(between.answers, all as u64);
-    assert_eq!(after.cookies_sent - before.cookies_sent, (all - HALF_OPEN) as u64);
-    assert_eq!((after.flows, after.retransmissions), (HALF_OPEN as u64 + 1, 0));
+    assert_eq!(after.counters.cookies_sent - before.counters.cookies_sent, (all - HALF_OPEN) as u64);
+    assert_eq!((after.flows, after.counters.retransmissions), (HALF_OPEN as u64 + 1, 0));
     assert_eq!(after.drops, before.drops);
-    let acknowledgments = after.pure_acknowledgments - before.pure_acknowledgments;
-    assert_eq!(after.frames_sent - before.frames_sent, between.answers + acknowledgments);
+    let acknowledgments = after.counters.pure_acknowledgments - before.counters.pure_acknowledgments;
+    assert_eq!(after.counters.frames_sent - before.counters.frames_sent, between.answers + acknowledgments);
     // And a newcomer gets through.
     let _late = between.joined(&incoming);
 }
@@ -375,7 +375,7 @@ fn a_syn_beyond_the_limit_allocates_nothing() {
     assert_eq!(info.count_total, 0, "{info:?}");
     assert_eq!(engine.next_deadline(), deadline, "no timer was set");
     let stats = engine.stats();
-    assert_eq!((stats.cookies_sent, stats.flows), (400 - 8, 8), "{:?}", stats.drops);
+    assert_eq!((stats.counters.cookies_sent, stats.flows), (400 - 8, 8), "{:?}", stats.drops);
 }
 
 /// The hardware address of the other end.
@@ -409,13 +409,13 @@ fn use_ports_again(half_open: Option<u32>) -> EngineStats {
 
 #[test]
 fn time_wait_is_kept_apart_and_its_ports_are_used_again() {
-    assert_eq!(use_ports_again(None).cookies_sent, 0);
+    assert_eq!(use_ports_again(None).counters.cookies_sent, 0);
 }
 
 #[test]
 fn a_cookie_lets_the_next_connection_in_while_the_last_one_waits() {
     let stats = use_ports_again(Some(0));
-    assert_eq!((stats.cookies_sent, stats.cookies_accepted), (5, 5));
+    assert_eq!((stats.counters.cookies_sent, stats.counters.cookies_accepted), (5, 5));
 }
 
 /// Segments between the addresses of one host come in order and once, so nobody waits for late ones. The client's first
@@ -526,7 +526,7 @@ fn ten_thousand_short_connections_leave_nothing() {
     let cut_short = stats(&world, 1).time_wait_cut_short;
     assert!(stats(&world, 1).time_wait <= 300, "{cut_short}");
     nothing_left(&mut world);
-    assert_eq!(stats(&world, 1).connections_opened, 10_000);
+    assert_eq!(stats(&world, 1).counters.connections_opened, 10_000);
 }
 
 fn joined_later(world: &World) -> StreamEnds {

@@ -83,7 +83,7 @@ fn small_writes_run_together_while_the_network_is_busy() {
     }));
     assert!(received == sent);
     let stats = world.hosts[0].engine.as_ref().expect("it lives").stats();
-    let segments = stats.connections[0].tcp.segments_sent;
+    let segments = stats.connections[0].tcp.traffic.segments_sent;
     assert!(segments < 200, "{segments} segments for 2,000 writes");
 }
 
@@ -273,7 +273,12 @@ fn delayed_acknowledgments_cost_a_ping_pong_nothing() {
         let (mut client, mut server) = joined(&mut world, &options);
         world.run(SECOND);
         let alone = |world: &World| -> u64 {
-            world.hosts.iter().flat_map(|host| &host.engine).map(|engine| engine.stats().pure_acknowledgments).sum()
+            world
+                .hosts
+                .iter()
+                .flat_map(|host| &host.engine)
+                .map(|engine| engine.stats().counters.pure_acknowledgments)
+                .sum()
         };
         let mut room = [0; 64];
         let mut rounds = |world: &mut World, count: u32| {

@@ -87,8 +87,11 @@ fn acknowledgments_that_wait_in_the_device_come_before_the_timers_that_they_disa
     turn(1, 50, Duration::from_micros(100));
     turn(1, 1, Duration::from_secs(1));
     let after = turn(0, 50, Duration::ZERO);
-    assert!(after.frames_received - before.frames_received >= 5 * BURST as u64, "no acknowledgments: {after:?}");
-    assert_eq!(after.retransmissions, before.retransmissions);
+    assert!(
+        after.counters.frames_received - before.counters.frames_received >= 5 * BURST as u64,
+        "no acknowledgments: {after:?}"
+    );
+    assert_eq!(after.counters.retransmissions, before.counters.retransmissions);
     for (client, _) in &mut pairs {
         assert_eq!(client.poll().map(|done| done.status), Some(Status::Success));
     }
@@ -106,7 +109,7 @@ fn connections_that_wait_for_the_device_are_not_all_visited_in_each_turn() {
             assert!(client.post_simple(id, SendOpcode::Write, Some(sge(&regions[0], 0, 1400)), remote));
         }
     }
-    let before = world.hosts[0].engine.as_ref().expect("alive").stats().work;
+    let before = world.hosts[0].engine.as_ref().expect("alive").stats().counters.work;
     let mut done = 0;
     let finished = world.run_until(60 * SECOND, |_| {
         for (client, _) in &mut pairs {
@@ -118,7 +121,7 @@ fn connections_that_wait_for_the_device_are_not_all_visited_in_each_turn() {
         done == pairs.len() as u64 * MESSAGES
     });
     assert!(finished, "{done} are done");
-    let work = world.hosts[0].engine.as_ref().expect("alive").stats().work.since(&before);
+    let work = world.hosts[0].engine.as_ref().expect("alive").stats().counters.work.since(&before);
     // Every turn that fills the device visits one more, and no others.
     assert!(work.visits_without_room > 0, "the device always had room: {work:?}");
     assert!(work.visits_without_room <= 2 * work.frames_sent, "{work:?}");
@@ -197,7 +200,7 @@ fn frames_as_large_as_the_port_allows_are_used() {
         let client = &mut pairs[0].0;
         client.post_simple(1, SendOpcode::Write, Some(sge(&source, 0, 1 << 20)), (target.stag(), 0));
         assert!(world.run_until(SECOND, |_| contents(&target) == contents(&source)));
-        let sent = world.hosts[0].engine.as_ref().expect("alive").stats().fpdus_sent;
+        let sent = world.hosts[0].engine.as_ref().expect("alive").stats().counters.fpdus_sent;
         let payload = u64::from(mtu) - 40 - 12 - 2 - 14 - 4;
         assert!(sent <= (1 << 20) / (payload - 3) + 1, "{sent} FPDUs at MTU {mtu}");
     }
@@ -221,7 +224,7 @@ fn faults_can_be_switched_on_and_off_while_traffic_flows() {
     assert!(before.faults.is_empty());
     traffic(&mut world, &mut pairs, &regions, 20);
     let after = world.hosts[0].engine.as_ref().expect("alive").stats();
-    assert_eq!(before.retransmissions, after.retransmissions);
+    assert_eq!(before.counters.retransmissions, after.counters.retransmissions);
 }
 
 #[test]
@@ -263,7 +266,7 @@ fn a_capture_has_every_frame_of_both_directions() {
     assert_eq!(opened.try_recv(), Ok(Ok(())));
     let frames = |world: &World<LoopPort>| {
         let stats = world.hosts[0].engine.as_ref().expect("alive").stats();
-        stats.frames_received + stats.frames_sent
+        stats.counters.frames_received + stats.counters.frames_sent
     };
     let before = frames(&world);
     traffic(&mut world, &mut pairs, &regions, 10);

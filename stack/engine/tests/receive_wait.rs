@@ -40,7 +40,7 @@ fn stats(world: &World) -> EngineStats {
 /// Messages that waited, and those of them that waited in vain.
 fn waits(world: &World) -> (u64, u64) {
     let stats = stats(world);
-    (stats.receive_waits, stats.receive_waits_expired)
+    (stats.counters.receive_waits, stats.counters.receive_waits_expired)
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn messages_are_delivered_when_their_receives_are_posted_late() {
     let done = completions(&mut world, &mut server, 10, SECOND);
     assert!(done.len() == 10 && done.iter().all(|one| one.status == Status::Success), "{done:?}");
     let after = stats(&world);
-    assert_eq!(after.receive_waits, before.receive_waits);
+    assert_eq!(after.counters.receive_waits, before.counters.receive_waits);
     assert!(after.connections.iter().all(|one| !one.awaits_receive && one.tcp.out_of_order_buffers == 0));
     world.hosts[0].command(Command::Disconnect { queue_pair: client.number });
     drop(server.poll_all());
@@ -100,7 +100,7 @@ fn a_wait_in_vain_ends_with_the_terminate_of_a_missing_receive() {
     assert!(world.now() >= begun + WAIT);
     assert_eq!(end(&mut world, &server, 4 * WAIT), DisconnectReason::LocalTerminated(code));
     assert_eq!(waits(&world), (1, 1));
-    assert_eq!((stats(&world).terminates_sent, server.poll()), (1, None));
+    assert_eq!((stats(&world).counters.terminates_sent, server.poll()), (1, None));
     assert!(contents(&target).iter().all(|octet| *octet == 0), "nothing behind the message is placed");
     nothing_left(&mut world);
 }
@@ -287,7 +287,7 @@ fn waiting_messages_leave_receive_buffers_to_others() {
     world.run(WAIT / 4);
     let stats_then = stats(&world);
     let held: u64 = stats_then.connections.iter().map(|one| one.tcp.out_of_order_buffers).sum();
-    assert_eq!(stats_then.receive_waits, PEERS);
+    assert_eq!(stats_then.counters.receive_waits, PEERS);
     // Half of the receive pool is for what is held, and half of that for what waits.
     assert!((100..=256).contains(&held), "{held} buffers");
     assert!(stats_then.gather_octets < PEERS * 4096, "{} octets", stats_then.gather_octets);
@@ -303,7 +303,7 @@ fn waiting_messages_leave_receive_buffers_to_others() {
     world.network.set_options(SimOptions::default());
     world.run(4 * WAIT);
     assert_eq!(waits(&world), (PEERS, PEERS));
-    assert_eq!(stats(&world).evicted, 0);
+    assert_eq!(stats(&world).counters.evicted, 0);
     world.hosts[0].command(Command::Disconnect { queue_pair: honest.number });
     nothing_left(&mut world);
 }

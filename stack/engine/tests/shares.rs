@@ -86,7 +86,7 @@ fn a_peer_that_takes_nothing_keeps_its_connection_while_there_are_buffers() {
     assert!(goes_on(&mut world, &incoming, SECOND));
     world.run(SECOND * 60);
     assert!(streams.iter().all(|(_, server)| server.failure().is_none()));
-    assert_eq!(stats(&world).evicted, 0);
+    assert_eq!(stats(&world).counters.evicted, 0);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn peers_that_take_nothing_lose_their_connections_when_others_get_no_buffers() {
     let ended: Vec<_> = streams.iter().filter_map(|(_, server)| server.failure()).collect();
     assert!(ended.iter().all(|failure| *failure == StreamFailure::TimedOut), "{ended:?}");
     assert!((1..30).contains(&ended.len()), "no more end than have to: {} of {}", ended.len(), streams.len());
-    assert_eq!(stats(&world).evicted, ended.len() as u64);
+    assert_eq!(stats(&world).counters.evicted, ended.len() as u64);
     drop(streams);
     world.run(SECOND * 60);
     nothing_left(&mut world);
@@ -120,7 +120,7 @@ fn a_slow_peer_that_takes_enough_keeps_its_connection_when_others_get_no_buffers
         }
     }
     let ended = streams.iter().filter(|(_, server)| server.failure().is_some()).count();
-    assert_eq!((ended, stats(&world).evicted), (0, 0));
+    assert_eq!((ended, stats(&world).counters.evicted), (0, 0));
 }
 
 /// Opens connections to a port of RDMA, for MPA Requests that never come.
@@ -156,5 +156,5 @@ fn an_address_that_has_half_of_a_full_backlog_gets_no_more_of_it() {
     let stats = stats(&world);
     // Those that came by cookies were not counted while the others' handshakes went on.
     assert!((16..=32).contains(&stats.connections.len()), "{} connections", stats.connections.len());
-    assert_eq!((stats.evicted, stats.drops["backlog-full"]), (0, 40 - stats.connections.len() as u64));
+    assert_eq!((stats.counters.evicted, stats.drops["backlog-full"]), (0, 40 - stats.connections.len() as u64));
 }

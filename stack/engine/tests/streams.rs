@@ -47,7 +47,7 @@ fn damage_that_no_checksum_notices_is_not_placed() {
         world.run_until(SECOND, |_| contents(&target) == right || server.events.try_recv().is_ok());
         let wrong = contents(&target).iter().zip(&right).position(|(placed, right)| *placed != 0 && placed != right);
         assert_eq!(wrong, None, "seed {seed}");
-        noticed += world.hosts[1].engine.as_ref().map_or(0, |engine| engine.stats().crc_errors);
+        noticed += world.hosts[1].engine.as_ref().map_or(0, |engine| engine.stats().counters.crc_errors);
     }
     assert!(noticed > 20, "{noticed} damaged FPDUs were noticed");
 }

@@ -4,9 +4,11 @@ use core::ops::Range;
 
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
+use crate::Config;
 use crate::acceptance::Challenges;
 use crate::ecn::EcnState;
 use crate::event::{BufferToken, Events, HeldPayload, Transmit};
+use crate::info::{Counters, Info, Traffic};
 use crate::instant::Instant;
 use crate::position::Position;
 use crate::receive::Receiver;
@@ -15,7 +17,6 @@ use crate::send::{Fin, Sender};
 use crate::state::{CloseReason, Phase, State, StateEvent};
 use crate::timers::{Liveness, Timers};
 use crate::timestamps::TimestampState;
-use crate::{Config, Info};
 
 /// Distance from the predecessor's sequence numbers when a new connection's have to be moved. It exceeds any window
 /// without scaling; with scaling, timestamps tell the segments apart.
@@ -35,29 +36,6 @@ pub(crate) struct Urgent {
     pub(crate) receive: Option<Position>,
     /// RCV.NXT before the segment that announced it.
     pub(crate) told_at: Position,
-}
-
-/// Counters that every segment updates.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Traffic {
-    pub(crate) octets_sent: u64,
-    pub(crate) segments_sent: u64,
-    pub(crate) segments_received: u64,
-}
-
-/// Counters of rare events.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) octets_retransmitted: u64,
-    pub(crate) segments_retransmitted: u64,
-    pub(crate) sack_segments_walked: u64,
-    pub(crate) timeouts: u32,
-    pub(crate) tail_loss_probes: u32,
-    pub(crate) fast_recoveries: u32,
-    pub(crate) undone: u32,
-    pub(crate) duplicates_reported: u32,
-    pub(crate) ecn_reactions: u32,
-    pub(crate) ecn_marks: u32,
 }
 
 /// A reset that is owed.
@@ -602,56 +580,42 @@ impl Connection {
         self.sender.queue.oldest()
     }
 
-    /// [`Info::sack_segments_walked`], without the rest of it.
-    pub fn sack_segments_walked(&self) -> u64 {
-        self.counters.sack_segments_walked
+    /// The counters of rare events, without the rest of [`Info`].
+    pub fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// A snapshot for people and tests.
     pub fn info(&self) -> Info {
-        let mut info = Info {
+        let (rtt, queue, recovery) = (&self.sender.rtt, &self.sender.queue, &self.sender.recovery);
+        Info {
             state: self.state(),
-            smoothed_rtt: Default::default(),
-            rtt_variation: Default::default(),
-            minimum_rtt: Default::default(),
-            retransmission_timeout: Default::default(),
-            backoff: 0,
+            smoothed_rtt_ns: rtt.smoothed().unwrap_or(0),
+            rtt_variation_ns: rtt.variation(),
+            minimum_rtt_ns: rtt.minimum().unwrap_or(0),
+            retransmission_timeout_ns: rtt.timeout(),
+            backoff: rtt.backoff(),
             congestion_window: self.sender.congestion.window(),
             slow_start_threshold: self.sender.congestion.threshold(),
             send_window: self.sender.window.octets,
             receive_window: self.receiver.window(),
             effective_mss: self.sender.mss.segment,
-            in_flight: self.sender.queue.in_flight(),
-            sacked: self.sender.queue.sacked(),
-            lost: self.sender.queue.lost(),
-            unsent: self.sender.queue.unsent(),
-            out_of_order_buffers: u32::try_from(self.receiver.reassembly.len()).unwrap_or(u32::MAX),
-            reordering_window: core::time::Duration::from_nanos(
-                self.sender.recovery.reordering_window(&self.sender.queue, &self.sender.rtt),
-            ),
-            reordering_seen: self.sender.recovery.reordering_seen(),
+            in_flight: queue.in_flight(),
+            selectively_acknowledged: queue.sacked(),
+            lost: queue.lost(),
+            unsent: queue.unsent(),
+            out_of_order_buffers: self.receiver.reassembly.len() as u64,
+            reordering_window_ns: recovery.reordering_window(queue, rtt),
+            reordering_seen: recovery.reordering_seen(),
             octets_acknowledged: self.octets_acknowledged(),
             octets_received: self.receiver.octets(),
-            octets_sent: self.traffic.octets_sent,
-            octets_retransmitted: self.counters.octets_retransmitted,
-            segments_sent: self.traffic.segments_sent,
-            segments_received: self.traffic.segments_received,
-            segments_retransmitted: self.counters.segments_retransmitted,
-            sack_segments_walked: self.counters.sack_segments_walked,
-            timeouts: self.counters.timeouts,
-            tail_loss_probes: self.counters.tail_loss_probes,
-            fast_recoveries: self.counters.fast_recoveries,
-            undone: self.counters.undone,
-            ecn_reactions: self.counters.ecn_reactions,
-            ecn_marks: self.counters.ecn_marks,
-            duplicates_reported: self.counters.duplicates_reported,
+            traffic: self.traffic,
+            counters: self.counters,
             window_scale: self.options.scaling,
             ecn: self.ecn.enabled(),
             timestamps: self.timestamps.enabled,
             sack: self.options.sack,
-        };
-        self.sender.rtt.fill(&mut info);
-        info
+        }
     }
 
     /// Panics if the parts of the connection do not agree with each other. For tests.

@@ -228,7 +228,7 @@ impl Connection {
         self.sender.queue.acknowledge(acknowledgment, &mut delivered);
         if delivered.ambiguous {
             let was_lost = self.sender.rtt.backoff() > 0;
-            let last = delivered.newest.filter(|_| self.counters.segments_retransmitted > 0);
+            let last = delivered.newest.filter(|_| self.counters.retransmissions > 0);
             let answered = last.filter(|(sent_at, ..)| self.timestamps.answers(header, *sent_at));
             let sample = answered.map(|(sent_at, ..)| now.nanos_since(sent_at));
             match sample.filter(|sample| *sample < LONGEST_HANDSHAKE) {

@@ -59,7 +59,7 @@ pub use config::{Config, Congestion, Ecn, KeepAlive};
 pub use connection::Connection;
 pub use cookies::SynCookies;
 pub use event::{BufferToken, DropReason, Events, HeldPayload, Payload, Received, Slice, Transmit, UsualSegment};
-pub use info::Info;
+pub use info::{Counters, Info, Traffic};
 pub use instant::Instant;
 pub use isn::IsnGenerator;
 pub use reset::{Arrival, arrival_in_listen, reset_for};

@@ -312,7 +312,7 @@ impl Connection {
         } else {
             let index = self.sender.queue.first_lost()?;
             self.sender.queue.retransmit(now, index, 1);
-            self.counters.segments_retransmitted += 1;
+            self.counters.retransmissions += 1;
             true
         };
         self.timers.retransmit = now.after_nanos(self.sender.rtt.timeout());
@@ -411,7 +411,7 @@ impl Connection {
         let (segment, slice) = self.sender.queue.retransmit(now, index, limit)?;
         let stamp = self.timestamps.enabled.then(|| self.timestamps.value(now));
         self.sender.recovery.note_retransmission(segment.start, segment.end(), stamp, self.options.sack);
-        self.counters.segments_retransmitted += 1;
+        self.counters.retransmissions += 1;
         let (flags, len) = match segment.content {
             Content::Fin => (TcpFlags::ACK | TcpFlags::FIN, 0),
             _ => (TcpFlags::ACK | TcpFlags::PSH, segment.len),

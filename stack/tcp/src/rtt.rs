@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
+use crate::Config;
 use crate::instant::Instant;
-use crate::{Config, Info};
 
 /// Clock granularity G of RFC 6298 §2.3, in ns: a poll-mode owner reads its clock about this often.
 const GRANULARITY: u64 = 10_000;
@@ -187,12 +187,9 @@ impl RttEstimator {
         self.backoff
     }
 
-    pub(crate) fn fill(&self, info: &mut Info) {
-        info.smoothed_rtt = Duration::from_nanos(self.smoothed().unwrap_or(0));
-        info.rtt_variation = Duration::from_nanos(self.variation);
-        info.minimum_rtt = Duration::from_nanos(self.minimum().unwrap_or(0));
-        info.retransmission_timeout = Duration::from_nanos(self.timeout());
-        info.backoff = self.backoff;
+    /// Variation of the round-trip time, in nanoseconds.
+    pub(crate) fn variation(&self) -> u64 {
+        self.variation
     }
 }
 

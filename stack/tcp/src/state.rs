@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Instant;
 
 /// The states of a connection. LISTEN is the owner's: a listener is not a connection yet.
@@ -20,7 +22,8 @@ use crate::Instant;
 ///     FIN \     / ACK of FIN
 ///        TIME-WAIT -- wait over --> CLOSED
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING-KEBAB-CASE")]
 pub enum State {
     /// A SYN was sent.
     SynSent,
@@ -29,8 +32,10 @@ pub enum State {
     /// Data flows both ways.
     Established,
     /// We have closed; our FIN is unacknowledged, and the peer's has not arrived.
+    #[serde(rename = "FIN-WAIT-1")]
     FinWait1,
     /// Our FIN is acknowledged; the peer may still send.
+    #[serde(rename = "FIN-WAIT-2")]
     FinWait2,
     /// Both FINs crossed; ours is not acknowledged yet.
     Closing,
@@ -41,6 +46,7 @@ pub enum State {
     /// Both have closed, the peer first; our FIN is not acknowledged yet.
     LastAck,
     /// No connection any more.
+    #[default]
     Closed,
 }
 

@@ -30,13 +30,13 @@ fn the_tail_loss_probe_of_a_frame_is_its_last_segment() {
         let (mut connection, start) = sent(octets);
         let due = connection.deadline().expect("a timer for the probe");
         connection.on_deadline(due);
-        assert_eq!(connection.info().tail_loss_probes, 0);
+        assert_eq!(connection.info().counters.tail_loss_probes, 0);
         let probe = connection.poll_transmit(due).expect("a probe");
         let slice = Slice { token: BufferToken(5), offset: from, len: octets - from, whole_first_transmission: false };
         assert_eq!((probe.payload, probe.retransmission), (Some(slice), true));
         assert_eq!(probe.header.sequence, start + from);
         let info = connection.info();
-        assert_eq!((info.tail_loss_probes, info.timeouts, info.in_flight), (1, 0, octets));
+        assert_eq!((info.counters.tail_loss_probes, info.counters.timeouts, info.in_flight), (1, 0, octets));
         assert!(connection.poll_transmit(due).is_none());
     }
 }

@@ -113,6 +113,9 @@ fn memory_is_what_the_allocator_gave() {
     let taken = allocation_counter::measure(|| connection = Some(connection_in_trouble()));
     let connection = connection.unwrap();
     let info = connection.info();
-    assert!(info.sacked > 0 && info.segments_retransmitted > 0 && info.out_of_order_buffers == 3, "{info:?}");
+    assert!(
+        info.selectively_acknowledged > 0 && info.counters.retransmissions > 0 && info.out_of_order_buffers == 3,
+        "{info:?}"
+    );
     assert_eq!((connection.memory() - size_of::<Connection>()) as i64, taken.bytes_current);
 }

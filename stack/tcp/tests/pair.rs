@@ -186,8 +186,12 @@ fn clean_path_needs_no_repair() {
     pair.finish();
     assert_eq!(pair.received(1), 4 << 20);
     let info = pair.info(0);
-    assert_eq!((info.timeouts, info.segments_retransmitted, info.tail_loss_probes), (0, 0, 0), "{info:?}");
-    assert_eq!(info.octets_sent, 4 << 20);
+    assert_eq!(
+        (info.counters.timeouts, info.counters.retransmissions, info.counters.tail_loss_probes),
+        (0, 0, 0),
+        "{info:?}"
+    );
+    assert_eq!(info.traffic.octets_sent, 4 << 20);
 }
 
 /// Losses anywhere, the tail included, are repaired without waiting for the retransmission timer most of the time.
@@ -204,7 +208,7 @@ fn one_percent_loss_rarely_costs_a_timeout() {
         pair.close(1);
         pair.finish();
         assert_eq!(pair.received(1), 1 << 20);
-        timeouts += pair.info(0).timeouts;
+        timeouts += pair.info(0).counters.timeouts;
     }
     // 7,240 segments, of which 72 are lost.
     assert!(timeouts <= 2, "{timeouts} time-outs");
@@ -223,7 +227,7 @@ fn reordering_costs_few_retransmissions() {
     pair.finish();
     assert_eq!(pair.received(1), 4 << 20);
     let info = pair.info(0);
-    assert!(info.reordering_seen && info.segments_retransmitted < 60, "{info:?}");
+    assert!(info.reordering_seen && info.counters.retransmissions < 60, "{info:?}");
 }
 
 /// When the receiver's window opens, if ever, relative to a window probe whose answer is lost.
@@ -253,8 +257,8 @@ fn one_of_the_resets_behind_a_window_probe_ends_the_peers_connection() {
             if opens == Opens::BeforeTheProbe {
                 pair.set_space(1, window);
             }
-            let sent = pair.info(0).segments_sent;
-            while pair.info(0).segments_sent == sent {
+            let sent = pair.info(0).traffic.segments_sent;
+            while pair.info(0).traffic.segments_sent == sent {
                 pair.run_for(Duration::from_millis(1));
             }
             pair.run_for(Duration::from_millis(1));
@@ -321,8 +325,8 @@ fn patience_says_how_long_a_silent_peer_is_borne() {
     pair.run_for(10 * SECOND);
     pair.deafen(0);
     pair.deafen(1);
-    let before = pair.info(0).segments_sent;
+    let before = pair.info(0).traffic.segments_sent;
     pair.run_for(600 * SECOND);
-    let probes = pair.info(0).segments_sent - before;
+    let probes = pair.info(0).traffic.segments_sent - before;
     assert!((18..=22).contains(&probes), "{probes}");
 }

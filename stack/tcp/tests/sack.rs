@@ -64,12 +64,12 @@ impl Sender {
     /// Passes the sender `count` acknowledgments that acknowledge nothing, with the blocks that `blocks` returns for
     /// each, in octets from the first unacknowledged one. Returns how many segments were examined.
     fn walked(&mut self, count: u32, blocks: impl Fn(u32) -> Vec<(u32, u32)>) -> u64 {
-        let before = self.connection.info().sack_segments_walked;
+        let before = self.connection.info().counters.sack_segments_walked;
         for number in 0..count {
             let blocks = blocks(number).into_iter().map(|(left, right)| (self.base + left, self.base + right));
             self.acknowledge(self.base, &blocks.collect::<Vec<_>>());
         }
-        self.connection.info().sack_segments_walked - before
+        self.connection.info().counters.sack_segments_walked - before
     }
 }
 

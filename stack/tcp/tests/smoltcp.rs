@@ -345,7 +345,7 @@ fn clean_path_both_ways_and_both_roles() {
             world.run(300_000, 300_000);
             let info = world.connection.info();
             assert_eq!(info.timestamps, timestamps);
-            assert_eq!((info.timeouts, info.octets_acknowledged), (0, 300_000), "{info:?}");
+            assert_eq!((info.counters.timeouts, info.octets_acknowledged), (0, 300_000), "{info:?}");
         }
     }
 }

@@ -92,7 +92,7 @@ fn goodput_against_loss_and_delay() {
                     goodput / 1e6,
                     allowed / 1e6,
                     goodput / allowed * 100.0,
-                    network.info(0).timeouts
+                    network.info(0).counters.timeouts
                 )
                 .unwrap();
             }
@@ -117,8 +117,8 @@ fn goodput_against_reordering() {
                 "{part:6.0}  {late:11.1}  {:6.1}  {:6.0}  {:12.2}  {:10}",
                 goodput / 1e6,
                 goodput / path.capacity() * 100.0,
-                info.segments_retransmitted as f64 / info.segments_sent as f64 * 100.0,
-                info.undone
+                info.counters.retransmissions as f64 / info.traffic.segments_sent as f64 * 100.0,
+                info.counters.undone
             )
             .unwrap();
         }

@@ -1,7 +1,9 @@
 //! Statistics of a running context.
 
 use serde::{Deserialize, Serialize};
-pub use uwarp_engine::stats::{ConnectionStats, EngineStats, QueuePairStats, TcpInfo};
+pub use uwarp_engine::stats::{
+    ConnectionStats, Counters, EngineStats, QueuePairStats, TcpCounters, TcpInfo, TcpState, TcpTraffic, Wakeups, Work,
+};
 
 /// A snapshot of a context, returned by [`Context::stats`](crate::Context::stats) and the monitor socket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

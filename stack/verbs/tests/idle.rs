@@ -13,7 +13,7 @@ fn engine(context: &Context) -> EngineStats {
 
 /// Sleeps of an engine so far.
 fn sleeps(context: &Context) -> u64 {
-    let wakeups = engine(context).wakeups;
+    let wakeups = engine(context).counters.wakeups;
     wakeups.device + wakeups.doorbell + wakeups.timer
 }
 
@@ -53,7 +53,7 @@ fn messages_to_engines_that_are_about_to_sleep_arrive() {
         client.expect(id);
     }
     for (context, before) in [&first, &second].into_iter().zip(before) {
-        assert!(sleeps(context) > before + 10, "the engine did sleep: {:?}", engine(context).wakeups);
+        assert!(sleeps(context) > before + 10, "the engine did sleep: {:?}", engine(context).counters.wakeups);
     }
 }
 

@@ -122,7 +122,7 @@ fn messages_wait_for_receives_of_an_empty_shared_queue() {
                 client.qp.post_send(&[SendRequest::send_inline(1, message)]).unwrap();
             }
         }
-        let waits = |hall: &Hall| hall.b.stats().engines[0].receive_waits;
+        let waits = |hall: &Hall| hall.b.stats().engines[0].counters.receive_waits;
         until(&[&hall.a, &hall.b], "all three wait", || waits(&hall) == 3);
         assert_eq!((hall.cq.poll_one(), hall.b.events().try_next()), (None, None));
         // Each takes its share, and what remains is for nobody.

@@ -406,7 +406,7 @@ fn a_connection_tells_about_itself() {
         client.write_all(&[1; 10_000]).unwrap();
         server.read_exact(&mut [0; 10_000]).unwrap();
         let info = server.tcp_info().unwrap().expect("it lives");
-        assert_eq!((info.state.as_str(), info.octets_received), ("ESTABLISHED", 10_000));
+        assert_eq!((info.state.name(), info.octets_received), ("ESTABLISHED", 10_000));
         let wrong = TcpStreamOptions::default().buffers(100, 4096);
         let refused = TcpStream::connect_with(&a, b.socket_address(PORT), &wrong).unwrap_err();
         assert!(refused.kind() == ErrorKind::InvalidInput && refused.to_string().contains("4096"), "{refused}");
@@ -424,7 +424,7 @@ fn what_is_set_before_the_engine_knows_the_stream_holds() {
         client.set_nodelay(nodelay);
         let (_server, _) = listener.accept_timeout(LONG).unwrap().expect("the connection comes");
         while client.check_connected().unwrap().is_none() {}
-        let segments = |client: &TcpStream| client.tcp_info().unwrap().expect("it lives").segments_sent;
+        let segments = |client: &TcpStream| client.tcp_info().unwrap().expect("it lives").traffic.segments_sent;
         let before = segments(&client);
         // Nobody acknowledges meanwhile: a write does not turn the other context.
         for _ in 0..6 {

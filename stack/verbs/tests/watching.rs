@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use uwarp::stats::TcpState;
 use uwarp::{
     AcceptOptions, AsyncEvent, ConnectOptions, Context, DisconnectReason, ListenOptions, QueuePairOptions,
     ReceiveRequest, SendRequest, Status, monitor,
@@ -22,19 +23,33 @@ fn statistics_show_connections_and_traffic() {
         let [engine] = stats.engines.as_slice() else {
             panic!("{stats:?}");
         };
-        assert!(engine.frames_sent >= 3 && engine.frames_received >= 3);
+        assert!(engine.counters.frames_sent >= 3 && engine.counters.frames_received >= 3);
         // The server is silent: on a busy machine it gets Writes of nothing, too.
-        assert_eq!(engine.fpdus_sent - engine.nudges_sent, 1);
+        assert_eq!(engine.counters.fpdus_sent - engine.counters.nudges_sent, 1);
         assert_eq!(engine.connections.len(), 1);
         assert_eq!(engine.queue_pairs.len(), 1);
         assert_eq!(engine.connections[0].queue_pair, Some(client.qp.number()));
         let info = client.qp.tcp_info().unwrap().unwrap();
-        assert_eq!(info.state.to_lowercase().replace(['-', '_'], ""), "established");
-        assert!(info.octets_sent > 0 && info.effective_mss > 1_000);
+        assert_eq!(info.state, TcpState::Established);
+        assert!(info.traffic.octets_sent > 0 && info.effective_mss > 1_000);
         // It survives JSON.
         let text = serde_json::to_string(&stats).unwrap();
         assert_eq!(serde_json::from_str::<uwarp::StatsSnapshot>(&text).unwrap(), stats);
+        // There, counters stand beside what is not counted.
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let engine = &value["engines"][0];
+        let tcp = &engine["connections"][0]["tcp"];
+        assert_eq!(engine["frames-sent"], stats.engines[0].counters.frames_sent);
+        assert_eq!(tcp["octets-sent"], stats.engines[0].connections[0].tcp.traffic.octets_sent);
+        assert_eq!((&tcp["timeouts"], &tcp["state"]), (&0.into(), &"ESTABLISHED".into()));
     });
+}
+
+#[test]
+fn states_of_tcp_have_their_names_in_json() {
+    for state in TcpState::ALL {
+        assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+    }
 }
 
 #[test]

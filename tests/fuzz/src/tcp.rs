@@ -255,8 +255,8 @@ impl Owner {
         assert_eq!(self.connection.octets_pushed(), self.pushed);
         // Until the SYN is sent, its number counts as unsent, too.
         assert!(info.octets_acknowledged + info.unsent <= self.pushed + 1);
-        assert!(info.octets_retransmitted <= info.octets_sent);
-        assert!(info.segments_retransmitted <= info.segments_sent);
+        assert!(info.counters.octets_retransmitted <= info.traffic.octets_sent);
+        assert!(info.counters.retransmissions <= info.traffic.segments_sent);
         assert!(info.congestion_window >= 64.min(info.effective_mss));
         // Held payloads may be handed out with the next segment only.
         assert!(info.octets_received >= self.consumed);

@@ -62,8 +62,8 @@ fn every_question(context: &Context, interface: &str) {
     }
     // Through the other address the link-local one is known: the kernel has one, too.
     let own = context.stats();
-    assert_eq!(own.engines[0].address_conflicts, 0);
-    assert!(own.engines[0].echoes >= 8 && own.engines[0].icmp_errors_sent >= 2, "{own:?}");
+    assert_eq!(own.engines[0].counters.address_conflicts, 0);
+    assert!(own.engines[0].counters.echoes >= 8 && own.engines[0].counters.icmp_errors_sent >= 2, "{own:?}");
 }
 
 /// A datagram to a port without a socket: the kernel delivers the ICMP error to the sender.

@@ -28,10 +28,10 @@ fn flows_of_two_engines_meet_the_kernel_over_af_packet() {
         }
         let stats = context.stats();
         let sum = |count: fn(&uwarp::stats::EngineStats) -> u64| stats.engines.iter().map(count).sum::<u64>();
-        let (handed, taken) = (sum(|engine| engine.handed_off), sum(|engine| engine.taken_over));
+        let (handed, taken) = (sum(|engine| engine.counters.handed_off), sum(|engine| engine.counters.taken_over));
         // With this many flows it is practically impossible that each was hashed to its own engine.
         assert!(handed > 0 && taken > 0, "{handed} handed off, {taken} taken over: {stats:#?}");
-        assert!(stats.engines.iter().all(|engine| engine.connections_opened > 0), "{stats:#?}");
+        assert!(stats.engines.iter().all(|engine| engine.counters.connections_opened > 0), "{stats:#?}");
     });
 }
 

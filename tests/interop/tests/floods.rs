@@ -191,9 +191,9 @@ fn all(context: &Context, interface: &'static str, wanted: fn(&Flood) -> bool) {
     }
     assert!(resident[1] < resident[0] + GROWTH, "octets of the process after each round: {resident:?}");
     let stats = &context.stats().engines[0];
-    println!("{:?}, {} cookies, {resident:?} octets", stats.drops, stats.cookies_sent);
+    println!("{:?}, {} cookies, {resident:?} octets", stats.drops, stats.counters.cookies_sent);
     // Each of the floods has reached its target.
-    assert!(stats.cookies_sent > 1000);
+    assert!(stats.counters.cookies_sent > 1000);
     for (flood, name) in [
         (Flood::Acknowledgment, "no-connection"),
         (Flood::Reset, "bad-state"),

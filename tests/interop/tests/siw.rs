@@ -733,7 +733,7 @@ fn a_current_siw_and_the_stack_connect_to_each_other() {
     let listener = guest.start(&format!("siw-peer listen {LISTENING} {LARGE}"));
     let each = if is_long() { 50 } else { 5 };
     connections_in_a_row(&context, &mut guest, (each, each));
-    let nudges: u64 = context.stats().engines.iter().map(|engine| engine.nudges_sent).sum();
+    let nudges: u64 = context.stats().engines.iter().map(|engine| engine.counters.nudges_sent).sum();
     println!("{nudges} Writes of nothing for {each} connections to {}", guest.run("uname -r").success());
     data_goes_every_way(&context);
     drop(listener);

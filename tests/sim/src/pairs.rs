@@ -109,5 +109,5 @@ pub fn ends(world: &mut World, pair: &Pair) -> DisconnectReason {
 
 /// Frames that a host has sent.
 pub fn frames_sent(world: &World, host: usize) -> u64 {
-    world.hosts[host].engine.as_ref().map_or(0, |engine| engine.stats().frames_sent)
+    world.hosts[host].engine.as_ref().map_or(0, |engine| engine.stats().counters.frames_sent)
 }

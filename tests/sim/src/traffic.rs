@@ -450,10 +450,11 @@ fn try_run(seed: u64, plan: &Plan) -> Result<Tally, String> {
     for host in &world.hosts {
         let Some(engine) = &host.engine else { continue };
         let mut stats = engine.stats();
-        let frames = [stats.frames_sent, stats.hot_received, stats.hot_sent];
-        tally.merge(&Tally { frames, turns: stats.turns, ..Tally::default() });
+        let frames = [stats.counters.frames_sent, stats.counters.hot_received, stats.counters.hot_sent];
+        tally.merge(&Tally { frames, turns: stats.counters.turns, ..Tally::default() });
         // Left out: which way a segment took, and how often an engine was turned, also for timers that fire in vain.
-        (stats.hot_received, stats.hot_sent, stats.turns, stats.busy_turns) = (0, 0, 0, 0);
+        (stats.counters.hot_received, stats.counters.hot_sent, stats.counters.turns, stats.counters.busy_turns) =
+            (0, 0, 0, 0);
         tally.trace.push(format!("{stats:?}"));
     }
     for stream in &mut streams {
@@ -551,28 +552,28 @@ fn count(world: &World, tally: &mut Tally, plan: &Plan) {
         let Some(engine) = &host.engine else { continue };
         let stats = engine.stats();
         let dropped = |reason: &str| stats.drops.get(reason).copied().unwrap_or(0);
-        tally.add("recovered: retransmission", stats.retransmissions);
+        tally.add("recovered: retransmission", stats.counters.retransmissions);
         if plan.recutting.is_some() {
             for (kind, name) in [("receive-cut", "middlebox: cut"), ("receive-joined", "middlebox: joined")] {
                 tally.add(name, stats.faults.get(kind).copied().unwrap_or(0));
             }
         }
         if plan.host.segmentation > 0 {
-            tally.add("segmentation: frames left to the device", stats.frames_to_be_cut);
+            tally.add("segmentation: frames left to the device", stats.counters.frames_to_be_cut);
         }
         if plan.host.device_holds > 0 {
-            tally.add("recovered: retransmission of what the device held", stats.retransmission_copies);
+            tally.add("recovered: retransmission of what the device held", stats.counters.retransmission_copies);
         }
         tally.add("recovered: duplicate dropped", dropped("duplicate"));
         tally.add("recovered: bad TCP checksum dropped", dropped("l4-checksum"));
         tally.add("recovered: bad IP checksum dropped", dropped("ip-checksum"));
         if plan.network.hidden_corruption > 0.0 {
-            tally.add("recovered: bad CRC found", stats.crc_errors);
+            tally.add("recovered: bad CRC found", stats.counters.crc_errors);
         }
         for connection in &stats.connections {
-            tally.add("recovered: by fast recovery", connection.tcp.fast_recoveries);
-            tally.add("recovered: by retransmission time-out", connection.tcp.timeouts);
-            tally.add("recovered: by tail loss probe", connection.tcp.tail_loss_probes);
+            tally.add("recovered: by fast recovery", u64::from(connection.tcp.counters.fast_recoveries));
+            tally.add("recovered: by retransmission time-out", u64::from(connection.tcp.counters.timeouts));
+            tally.add("recovered: by tail loss probe", u64::from(connection.tcp.counters.tail_loss_probes));
         }
     }
     if plan.network.hidden_corruption == 0.0 {

@@ -192,8 +192,13 @@ fn what_the_device_cuts_out_of_one_frame_holds_whole_fpdus_too() {
         assert!(segment.ip_packet <= 1500, "{} octets", segment.ip_packet);
     }
     let stats = bench.world.hosts[0].engine.as_ref().expect("it lives").stats();
-    assert!(stats.frames_sent * 4 < fresh.len() as u64, "{} frames, {} segments", stats.frames_sent, fresh.len());
-    assert!(stats.frames_to_be_cut > 60);
+    assert!(
+        stats.counters.frames_sent * 4 < fresh.len() as u64,
+        "{} frames, {} segments",
+        stats.counters.frames_sent,
+        fresh.len()
+    );
+    assert!(stats.counters.frames_to_be_cut > 60);
 }
 
 /// The sender's scoreboard has one entry for a frame, and the peer reports the segments that were cut out of it.
@@ -215,8 +220,8 @@ fn of_a_frame_that_the_device_cuts_only_what_was_lost_is_sent_again() {
         bench.complete(40);
         bench.world.run(Duration::from_secs(1));
         let stats = bench.world.hosts[0].engine.as_ref().expect("it lives").stats();
-        repeated += stats.retransmissions;
-        cut += stats.frames_to_be_cut;
+        repeated += stats.counters.retransmissions;
+        cut += stats.counters.frames_to_be_cut;
         lost += bench.world.network.counters().lost;
     }
     assert!(lost > 100 && cut > 1000, "{lost} lost, {cut} frames for the device to cut");
@@ -231,7 +236,8 @@ fn a_path_that_grows_repeats_nothing_of_what_the_device_cuts() {
     let host = HostOptions { segmentation: 9216, ..HostOptions::default() };
     let small = SimOptions { path_mtu: 1000, delay: Duration::from_millis(5), ..SimOptions::default() };
     let mut bench = bench_of(7, small, host, PairOptions::default(), None);
-    let sent_again = |bench: &Bench| bench.world.hosts[0].engine.as_ref().expect("it lives").stats().retransmissions;
+    let sent_again =
+        |bench: &Bench| bench.world.hosts[0].engine.as_ref().expect("it lives").stats().counters.retransmissions;
     bench.write(0, REGION);
     bench.complete(1);
     assert!(sent_again(&bench) > 0, "the path was found to be smaller");
@@ -248,7 +254,7 @@ fn a_path_that_grows_repeats_nothing_of_what_the_device_cuts() {
         if stats.connections[0].tcp.effective_mss > 1000 {
             break;
         }
-        before = stats.retransmissions;
+        before = stats.counters.retransmissions;
         assert!(bench.world.now() < start + Duration::from_secs(10), "the path stays small");
     }
     bench.complete(1);

@@ -184,7 +184,11 @@ fn stop_inside_fpdus(markers: bool) {
     }));
     assert_eq!(scene.hoarders.iter().filter(|hoarder| hoarder.ended).count(), ended);
     let stats = scene.stats();
-    assert_eq!((stats.gather_octets, stats.crc_errors), (0, 0), "nothing waits any more, and nothing was misread");
+    assert_eq!(
+        (stats.gather_octets, stats.counters.crc_errors),
+        (0, 0),
+        "nothing waits any more, and nothing was misread"
+    );
 }
 
 #[test]
@@ -208,7 +212,7 @@ fn short_behind_long(markers: bool) {
         let long = on_the_wire(fpdu(&write(hoarder.region.stag(), 0, &[9; LENGTH])), markers, 0);
         hoarder.peer.send(&long);
         scene.go_on(Duration::from_millis(5), |stats| assert!(stats.gather_octets <= BUDGET));
-        assert!(markers || scene.stats().fpdus_gathered > number as u64, "it came in pieces");
+        assert!(markers || scene.stats().counters.fpdus_gathered > number as u64, "it came in pieces");
         let hoarder = &mut scene.hoarders[number];
         let short = fpdu(&write(hoarder.region.stag(), 0, &[8; 100]));
         hoarder.peer.send(&on_the_wire(short, markers, long.len() as u64)[..50]);
@@ -317,7 +321,7 @@ fn fragments_behind_gaps_leave_transmit_buffers_to_others() {
         assert!(taken <= stats.pools.transmit_total / 8 + 64, "{:?}", stats.pools);
     });
     let stats = scene.stats();
-    assert!(stats.reassembled > 500 && stats.drops["out-of-order-budget"] > 0, "{stats:?}");
+    assert!(stats.counters.reassembled > 500 && stats.drops["out-of-order-budget"] > 0, "{stats:?}");
     scene.check_bystander();
     scene.fill_gaps(LENGTH);
     let pools = scene.stats().pools;

@@ -91,8 +91,8 @@ fn churn(rounds: usize, at_once: usize, loss: f64) {
         assert_eq!(engine.buffers_held(), 0);
         assert_eq!(stats.pools.transmit_free, stats.pools.transmit_total);
         assert_eq!(stats.pools.receive_free, stats.pools.receive_total);
-        assert_eq!(stats.connections_opened, (rounds * at_once) as u64);
-        assert_eq!(stats.connections_opened, stats.connections_closed);
+        assert_eq!(stats.counters.connections_opened, (rounds * at_once) as u64);
+        assert_eq!(stats.counters.connections_opened, stats.counters.connections_closed);
         assert!(stats.queue_pairs.is_empty());
     }
 }

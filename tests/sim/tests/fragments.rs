@@ -89,7 +89,7 @@ fn an_echo_longer_than_the_mtu_goes_both_ways_in_pieces() {
         assert_eq!(covered, packet.len());
         assert!(whole[8..] == data);
         let stats = bench.stats();
-        assert_eq!((stats.reassembled, stats.fragment_octets, stats.echoes), (1, 0, 1));
+        assert_eq!((stats.counters.reassembled, stats.fragment_octets, stats.counters.echoes), (1, 0, 1));
     }
 }
 
@@ -168,7 +168,7 @@ fn parts_of_an_error_message_and_parts_without_a_beginning_are_given_up_in_silen
         bench.receive(Duration::from_secs(61));
         let stats = bench.stats();
         assert_eq!((stats.fragment_octets, stats.drops["fragment"]), (0, errors.len() as u64 + 1));
-        assert_eq!((stats.icmp_errors_sent, stats.icmp_errors_suppressed), (0, 0), "IPv6: {v6}");
+        assert_eq!((stats.counters.icmp_errors_sent, stats.counters.icmp_errors_suppressed), (0, 0), "IPv6: {v6}");
     }
 }
 
@@ -188,5 +188,5 @@ fn a_flood_of_first_fragments_keeps_to_its_budget() {
     let (protocol, packet) = bench.echo(&[1; 3000]);
     bench.send_pieces(protocol, 9999, &packet, 1000, true);
     bench.receive(MILLISECOND);
-    assert_eq!(bench.stats().echoes, 1);
+    assert_eq!(bench.stats().counters.echoes, 1);
 }

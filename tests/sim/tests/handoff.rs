@@ -114,10 +114,10 @@ fn packets_find_their_engine_wherever_they_arrive() {
         for (here, there) in [(0, 1), (1, 0)] {
             let (here, there) = (stats(&world, here), stats(&world, there));
             // Only acknowledgments in one direction, all segments in the other.
-            assert!(here.handed_off > 10, "{}", here.handed_off);
-            assert_eq!(here.handed_off, there.taken_over);
+            assert!(here.counters.handed_off > 10, "{}", here.counters.handed_off);
+            assert_eq!(here.counters.handed_off, there.counters.taken_over);
             // No packet was in the wrong place, which would cause a reset, or a segment without a connection.
-            assert_eq!((here.resets_sent, here.drops.get("no-connection")), (0, None));
+            assert_eq!((here.counters.resets_sent, here.drops.get("no-connection")), (0, None));
         }
     }
 }
@@ -131,7 +131,7 @@ fn acknowledgments_are_taken_over_when_data_fills_the_pool() {
     run(&mut world, true);
     for engine in [0, 1] {
         let stats = stats(&world, engine);
-        assert!(stats.taken_over > 10, "{}", stats.taken_over);
+        assert!(stats.counters.taken_over > 10, "{}", stats.counters.taken_over);
         assert_eq!(stats.drops.get("no-transmit-buffer"), None, "{:?}", stats.drops);
     }
 }
@@ -143,7 +143,7 @@ fn segments_that_the_device_vouches_for_are_handed_on_without_their_checksum() {
     run(&mut world, false);
     for engine in [0, 1] {
         let stats = stats(&world, engine);
-        assert!(stats.taken_over > 10, "{}", stats.taken_over);
+        assert!(stats.counters.taken_over > 10, "{}", stats.counters.taken_over);
         assert_eq!(stats.drops.get("l4-checksum"), None, "{:?}", stats.drops);
     }
 }
@@ -159,7 +159,7 @@ fn active_opens_choose_ports_that_the_device_steers_home() {
             let stats = stats(&world, engine);
             assert_eq!(stats.connections.len(), 6);
         }
-        let handed: u64 = [0, 1].map(|engine| stats(&world, engine).handed_off).iter().sum();
+        let handed: u64 = [0, 1].map(|engine| stats(&world, engine).counters.handed_off).iter().sum();
         assert_eq!(handed > 20, stray, "{handed}");
     }
 }
@@ -212,15 +212,20 @@ fn a_late_segment_of_a_finished_connection_finds_the_engine_that_waits_for_it() 
         for _ in 0..40 {
             world.network.inject(world.now(), &fin);
         }
-        let sum = |stats: [EngineStats; 2]| stats.iter().map(|stats| stats.pure_acknowledgments).sum::<u64>();
+        let sum = |stats: [EngineStats; 2]| stats.iter().map(|stats| stats.counters.pure_acknowledgments).sum::<u64>();
         let wanted = sum(before.clone()) + 40;
         world.run_until(Duration::from_millis(1), |world| sum([0, 1].map(|engine| stats(world, engine))) == wanted);
         let after = [0, 1].map(|engine| stats(&world, engine));
         let (owner, other) = (engine, 1 - engine);
-        assert_eq!((after[0].resets_sent, after[1].resets_sent), (0, 0), "nobody is turned away");
-        let answered = [0, 1].map(|engine| after[engine].pure_acknowledgments - before[engine].pure_acknowledgments);
+        assert_eq!((after[0].counters.resets_sent, after[1].counters.resets_sent), (0, 0), "nobody is turned away");
+        let answered = [0, 1]
+            .map(|engine| after[engine].counters.pure_acknowledgments - before[engine].counters.pure_acknowledgments);
         assert_eq!((answered[owner], answered[other]), (40, 0));
-        assert!(after[other].handed_off > before[other].handed_off + 5, "{}", after[other].handed_off);
+        assert!(
+            after[other].counters.handed_off > before[other].counters.handed_off + 5,
+            "{}",
+            after[other].counters.handed_off
+        );
         assert_eq!(owners.len(), 1);
         assert!(world.run_until(Duration::from_secs(5), |world| stats(world, engine).time_wait == 0));
         assert!(owners.is_empty(), "nobody has it when the wait is over");
@@ -258,7 +263,11 @@ fn a_syn_that_no_engine_could_be_told_of_waits_for_room() {
     let engines = [0, 1].map(|engine| stats(&world, engine));
     let refused: u64 = engines.iter().filter_map(|stats| stats.drops.get("not-entered")).sum();
     assert!(refused >= 2, "{refused}");
-    assert_eq!(engines.map(|stats| (stats.resets_sent, stats.flows)), [(0, 0); 2], "nothing was begun, nobody refused");
+    assert_eq!(
+        engines.map(|stats| (stats.counters.resets_sent, stats.flows)),
+        [(0, 0); 2],
+        "nothing was begun, nobody refused"
+    );
     for number in 0..2000 {
         owners.release(&stranger(number), 0);
     }
@@ -270,7 +279,7 @@ fn a_syn_that_no_engine_could_be_told_of_waits_for_room() {
     assert_eq!(owners.len(), 1);
     drop((client, server));
     world.run(Duration::from_secs(1));
-    assert_eq!([0, 1].map(|engine| stats(&world, engine).resets_sent), [0; 2]);
+    assert_eq!([0, 1].map(|engine| stats(&world, engine).counters.resets_sent), [0; 2]);
 }
 
 /// The same if a cookie has answered the SYN: nothing is entered before it returns.
@@ -289,7 +298,7 @@ fn a_cookie_that_no_engine_could_be_told_of_waits_for_room() {
     let engines = [0, 1].map(|engine| stats(&world, engine));
     let refused: u64 = engines.iter().filter_map(|stats| stats.drops.get("not-entered")).sum();
     assert!(refused >= 2, "{refused}");
-    let begun = engines.map(|stats| (stats.resets_sent, stats.flows, stats.cookies_accepted));
+    let begun = engines.map(|stats| (stats.counters.resets_sent, stats.flows, stats.counters.cookies_accepted));
     assert_eq!(begun, [(0, 0, 0); 2], "nothing was begun, nobody refused");
     for number in 0..2000 {
         owners.release(&stranger(number), 0);
@@ -328,14 +337,14 @@ fn a_cookie_comes_back_to_any_engine() {
                 server.as_mut().is_some_and(|server| server.read(&mut heard) == 5)
             }),
             "{number}: {:?}",
-            [0, 1].map(|engine| stats(&world, engine).resets_sent)
+            [0, 1].map(|engine| stats(&world, engine).counters.resets_sent)
         );
         open.push((client, server));
         assert_eq!(owners.len(), number);
     }
     let engines = [0, 1].map(|engine| stats(&world, engine));
-    assert_eq!(engines.each_ref().map(|stats| stats.resets_sent), [0; 2]);
-    assert_eq!(engines.iter().map(|stats| stats.cookies_accepted).sum::<u64>(), 20);
+    assert_eq!(engines.each_ref().map(|stats| stats.counters.resets_sent), [0; 2]);
+    assert_eq!(engines.iter().map(|stats| stats.counters.cookies_accepted).sum::<u64>(), 20);
     assert_eq!(engines.iter().map(|stats| stats.flows).sum::<u64>(), 20);
 }
 
@@ -364,7 +373,7 @@ fn an_open_that_no_engine_could_be_told_of_takes_another_port_or_fails() {
         assert!(refused, "{local_port:?}: {event:?}");
     }
     let stats = [0, 1].map(|engine| stats(&world, engine));
-    assert_eq!(stats.map(|stats| (stats.resets_sent, stats.flows)), [(0, 0); 2], "nothing was begun");
+    assert_eq!(stats.map(|stats| (stats.counters.resets_sent, stats.flows)), [(0, 0); 2], "nothing was begun");
     // With one free slot there are ports whose flow can use it.
     let freed = (0..2000).map(stranger).find(|flow| owners.find(flow).is_some()).expect("it is full");
     owners.release(&freed, 0);
@@ -405,14 +414,14 @@ fn news_for_an_engine_that_takes_none_is_counted() {
         world.run(Duration::from_millis(1));
     }
     let after = stats(&world, 0);
-    let received = after.frames_received - before.frames_received;
-    let (sent, lost) = (after.handed_off - before.handed_off, after.drops["handoff-full"]);
+    let received = after.counters.frames_received - before.counters.frames_received;
+    let (sent, lost) = (after.counters.handed_off - before.counters.handed_off, after.drops["handoff-full"]);
     assert!(received > 4000 && lost > 1000, "{received} received, {lost} lost");
     assert_eq!(sent + lost, received, "each is one or the other");
     // It continues: nothing that was sent is missing, and there is room again.
     world.hosts[1].engine = standing;
     world.run(Duration::from_millis(100));
-    assert!(stats(&world, 1).taken_over - other_before.taken_over >= sent);
+    assert!(stats(&world, 1).counters.taken_over - other_before.counters.taken_over >= sent);
     world.network.inject(world.now(), &question);
     world.run(Duration::from_millis(1));
     assert_eq!(stats(&world, 0).drops["handoff-full"], lost);

@@ -106,7 +106,7 @@ fn a_segment_for_nobody_is_answered_by_a_reset() {
     bench.send(&frame);
     assert!(bench.receive(Duration::from_millis(1)).is_empty());
     let stats = bench.stats();
-    assert_eq!((stats.resets_sent, stats.drops["no-connection"]), (1, 2));
+    assert_eq!((stats.counters.resets_sent, stats.drops["no-connection"]), (1, 2));
 }
 
 /// A burst asks for more answers than the device's queue has room for: each is sent or counted.
@@ -156,7 +156,7 @@ fn a_listener_resets_what_acknowledges_nothing_and_drops_what_does_not_ask_to_op
     // Third.
     assert!(matches!(answers(TcpFlags::SYN)[..], [(flags, _)] if flags == TcpFlags::SYN | TcpFlags::ACK));
     let stats = bench.stats();
-    assert_eq!((stats.resets_sent, stats.drops["no-connection"], stats.flows), (3, 8, 1));
+    assert_eq!((stats.counters.resets_sent, stats.drops["no-connection"], stats.flows), (3, 8, 1));
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_subnets_broadcast_address_neither_opens_nor_is_opened() {
     }
     assert!(bench.receive(Duration::from_millis(1)).is_empty(), "neither a SYN nor a reset");
     let stats = bench.stats();
-    assert_eq!((stats.flows, stats.resets_sent, stats.drops.get("wrong-address")), (0, 0, Some(&2)));
+    assert_eq!((stats.flows, stats.counters.resets_sent, stats.drops.get("wrong-address")), (0, 0, Some(&2)));
     // Nor does it get echoes, nor errors (RFC 1122 §3.2.2): a datagram to a port without a socket.
     let mut frame = vec![0; 128];
     let echo = IcmpMessage::EchoRequest { identifier: 7, sequence: 9, data: &[1; 8] };
@@ -249,12 +249,12 @@ fn errors_go_to_one_host_about_what_was_for_one_host() {
         (to([255, 255, 255, 255], [0xff; 6]), 0),
         (to([224, 0, 0, 1], [1, 0, 0x5e, 0, 0, 1]), 0),
     ] {
-        let before = bench.stats().icmp_errors_sent;
+        let before = bench.stats().counters.icmp_errors_sent;
         let mut frame = vec![0; 64];
         let length = emit_packet(&mut frame, &path, 0, UDP, &[0; 8]).expect("it fits");
         bench.send(&frame[..length]);
         bench.receive(Duration::from_millis(1));
-        let sent = bench.stats().icmp_errors_sent - before;
+        let sent = bench.stats().counters.icmp_errors_sent - before;
         assert_eq!(sent, errors, "from {:?} to {:?}", path.source.to_ip_addr(), path.destination.to_ip_addr());
     }
 }
@@ -273,7 +273,7 @@ fn strangers_cannot_fill_the_table() {
     }
     bench.receive(Duration::from_millis(1));
     let stats = bench.stats();
-    assert_eq!((stats.flows, stats.cookies_sent), (50, 150));
+    assert_eq!((stats.flows, stats.counters.cookies_sent), (50, 150));
     // They expire, and there is room for others.
     bench.receive(Duration::from_secs(10));
     assert_eq!(bench.stats().flows, 0);
@@ -303,7 +303,7 @@ fn a_stream_opens_by_the_acknowledgment_of_a_late_syn_ack() {
     bench.send(&frame);
     bench.receive(Duration::from_millis(1));
     assert!(incoming.try_recv().is_ok());
-    assert_eq!(bench.stats().resets_sent, 0);
+    assert_eq!(bench.stats().counters.resets_sent, 0);
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn a_cookie_opens_one_connection() {
     bench.send(&opening);
     bench.receive(Duration::from_millis(1));
     let stats = bench.stats();
-    assert_eq!((stats.cookies_accepted, stats.time_wait, stats.resets_sent), (1, 1, 0));
+    assert_eq!((stats.counters.cookies_accepted, stats.time_wait, stats.counters.resets_sent), (1, 1, 0));
     assert!(incoming.try_recv().is_err());
 }
 

@@ -180,7 +180,7 @@ fn an_address_that_another_host_has_is_not_used() {
         assert!(icmp(&bench.receive(MILLISECOND)).is_empty());
         let event = bench.world.hosts[0].events.try_recv();
         assert_eq!(event, Ok(AsyncEvent::AddressConflict { address: address6(0).into() }));
-        assert_eq!((bench.stats().address_conflicts, bench.stats().drops["wrong-address"]), (1, 1));
+        assert_eq!((bench.stats().counters.address_conflicts, bench.stats().drops["wrong-address"]), (1, 1));
     }
 }
 
@@ -241,7 +241,7 @@ fn a_host_echoes_over_ipv6() {
         assert_eq!(frame.message, Icmp6Message::EchoReply { identifier: 7, sequence: 9, data: &data });
         assert_eq!((frame.route.source, frame.route.destination), (address6(0).into(), OUR.into()));
     }
-    assert_eq!(bench.stats().echoes, 2);
+    assert_eq!(bench.stats().counters.echoes, 2);
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn packets_that_nobody_takes_are_refused_within_a_limit() {
     }
     assert_eq!(icmp(&bench.receive(MILLISECOND)).len(), 10);
     let stats = bench.stats();
-    assert_eq!((stats.icmp_errors_sent, stats.icmp_errors_suppressed), (12, 90));
+    assert_eq!((stats.counters.icmp_errors_sent, stats.counters.icmp_errors_suppressed), (12, 90));
 }
 
 /// RFC 4443 §2.4 (e.1), (e.2): two hosts that refuse what the other one says would never stop. Here the extension
@@ -302,7 +302,7 @@ fn error_messages_are_not_answered_by_errors() {
             icmp(&frames).iter().all(|frame| matches!(frame.message, Icmp6Message::ParameterProblem { code: 2, .. }))
         );
     }
-    assert_eq!(bench.stats().icmp_errors_suppressed, 0, "what is not answered uses up no answers");
+    assert_eq!(bench.stats().counters.icmp_errors_suppressed, 0, "what is not answered uses up no answers");
 }
 
 /// The option's type wants an answer even to a packet for a group (RFC 8200 §4.2), but not to one for another host.

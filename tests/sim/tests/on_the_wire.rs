@@ -215,7 +215,7 @@ fn an_initiators_indication_is_its_first_fpdu() {
         assert!(world.run_until(SECOND, |_| !requests.is_empty()));
         world.run(SECOND);
         let stats = world.hosts[0].engine.as_ref().expect("it lives").stats();
-        assert_eq!(stats.fpdus_sent, 0, "{ready_to_receive:?}: it spoke before the Reply");
+        assert_eq!(stats.counters.fpdus_sent, 0, "{ready_to_receive:?}: it spoke before the Reply");
         let request = requests.try_recv().expect("seen");
         world.hosts[1].accept(&server, &request, StartupOptions::default());
         assert!(world.run_until(SECOND, |_| server.poll().is_some()), "{ready_to_receive:?}");

@@ -137,9 +137,9 @@ fn segments_fit_a_router_on_the_way() {
         bench.write(LENGTH, Duration::from_secs(10));
         assert_eq!(bench.effective_mss(), bench.payload_at(1300));
         let stats = bench.stats(0);
-        assert_eq!((stats.path_mtu_changes, stats.path_mtus.len()), (1, 1), "{:?}", stats.path_mtus);
+        assert_eq!((stats.counters.path_mtu_changes, stats.path_mtus.len()), (1, 1), "{:?}", stats.path_mtus);
         // Nothing larger had arrived: the first message is believed, and no time-out was needed.
-        assert_eq!((stats.connections[0].tcp.timeouts, stats.path_mtu_doubts), (0, 0));
+        assert_eq!((stats.connections[0].tcp.counters.timeouts, stats.counters.path_mtu_doubts), (0, 0));
         // What is known stays known.
         let too_big = bench.world.network.counters().too_big;
         bench.write(LENGTH, Duration::from_secs(10));
@@ -163,8 +163,8 @@ fn a_path_that_shrinks_is_believed_after_a_time_out() {
         bench.write(LENGTH, Duration::from_secs(10));
         assert_eq!(bench.effective_mss(), bench.payload_at(1300));
         let stats = bench.stats(0);
-        assert!(stats.path_mtu_doubts >= 1 && stats.connections[0].tcp.timeouts >= 1, "{stats:#?}");
-        assert_eq!(stats.path_mtu_changes, 1);
+        assert!(stats.counters.path_mtu_doubts >= 1 && stats.connections[0].tcp.counters.timeouts >= 1, "{stats:#?}");
+        assert_eq!(stats.counters.path_mtu_changes, 1);
     }
 }
 
@@ -195,7 +195,7 @@ fn messages_about_nothing_in_flight_are_forged() {
         let oldest = bench.stall(SimOptions::default());
         bench.claim(1280, SeqNumber(oldest.0.wrapping_add(5000)), 1500);
         bench.world.run(Duration::from_micros(20));
-        assert_eq!((bench.drops("icmp-forged"), bench.stats(0).path_mtu_changes), (4, 0));
+        assert_eq!((bench.drops("icmp-forged"), bench.stats(0).counters.path_mtu_changes), (4, 0));
         assert_eq!(bench.effective_mss(), bench.payload_at(1500));
     }
 }
@@ -212,7 +212,7 @@ fn nobody_raises_an_mtu_or_makes_it_tiny() {
             bench.claim(mtu, oldest, 1500);
         }
         bench.world.run(Duration::from_micros(20));
-        assert_eq!((bench.drops("icmp-stale"), bench.stats(0).path_mtu_changes), (3, 0));
+        assert_eq!((bench.drops("icmp-stale"), bench.stats(0).counters.path_mtu_changes), (3, 0));
         if v6 {
             // RFC 8201 §4: an MTU below 1280 must not be accepted.
             bench.claim(1279, oldest, 1500);
@@ -242,7 +242,7 @@ fn a_lie_about_segments_that_arrive_comes_to_nothing() {
         bench.claim(1280, oldest, 1500);
         bench.world.run(Duration::from_secs(30));
         let stats = bench.stats(0);
-        assert_eq!((stats.path_mtu_doubts, stats.path_mtu_changes), (1, 0));
+        assert_eq!((stats.counters.path_mtu_doubts, stats.counters.path_mtu_changes), (1, 0));
         assert_eq!(bench.effective_mss(), bench.payload_at(1500));
     }
 }
@@ -288,9 +288,18 @@ fn messages_by_the_hundred_do_not_look_at_all_connections_each() {
         }
         bench.world.run(Duration::from_millis(20));
         let stats = bench.stats(0);
-        assert_eq!((stats.path_mtu_changes, bench.effective_mss()), (200, bench.payload_at(1300)), "{:?}", stats.drops);
+        assert_eq!(
+            (stats.counters.path_mtu_changes, bench.effective_mss()),
+            (200, bench.payload_at(1300)),
+            "{:?}",
+            stats.drops
+        );
         // Twice: a scan takes 50 us, and may begin before such a moment and end behind it.
-        assert!(stats.work.connections_scanned <= 2 * (OTHERS + 1), "{} looks", stats.work.connections_scanned);
+        assert!(
+            stats.counters.work.connections_scanned <= 2 * (OTHERS + 1),
+            "{} looks",
+            stats.counters.work.connections_scanned
+        );
         for connection in stats.connections.iter().filter(|connection| connection.remote.is_ipv6() == v6) {
             assert_eq!(connection.tcp.effective_mss, bench.payload_at(1300), "each fits");
         }

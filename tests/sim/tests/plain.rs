@@ -154,7 +154,7 @@ fn run(seed: u64) -> Result<u64, String> {
     if !gone || held > 0 {
         return Err(format!("gone: {gone}, {held} buffers held"));
     }
-    Ok(world.hosts.iter().flat_map(|host| &host.engine).map(|engine| engine.stats().frames_to_be_cut).sum())
+    Ok(world.hosts.iter().flat_map(|host| &host.engine).map(|engine| engine.stats().counters.frames_to_be_cut).sum())
 }
 
 #[test]

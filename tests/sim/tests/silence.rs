@@ -120,8 +120,8 @@ impl Scene {
 
     fn nudges(&self) -> u64 {
         let stats = self.world.hosts[0].engine.as_ref().expect("it lives").stats();
-        assert_eq!(stats.internal_faults, 0);
-        stats.nudges_sent
+        assert_eq!(stats.counters.internal_faults, 0);
+        stats.counters.nudges_sent
     }
 
     /// One message was sent, one received, and nothing else.

@@ -124,7 +124,7 @@ fn rest(name: &str, device: Device, inline: bool) {
             std::thread::sleep(time);
         }
     });
-    let slept = context.stats().engines[0].wakeups;
+    let slept = context.stats().engines[0].counters.wakeups;
     cost.check(&format!("{device:?} client, slept {slept:?}"), most);
     let cost: Cost = serde_json::from_str(&server.told()).expect("numbers");
     cost.check(&format!("{device:?} server"), most);

@@ -99,7 +99,7 @@ fn two_engines(name: &str, device: Device) {
 /// The connections were spread: connecting queue pairs are assigned to the engines in turn, and the device's queues
 /// have the same order on both sides.
 fn report(name: &str, context: &Context) {
-    let opened: Vec<u64> = context.stats().engines.iter().map(|engine| engine.connections_opened).collect();
+    let opened: Vec<u64> = context.stats().engines.iter().map(|engine| engine.counters.connections_opened).collect();
     eprintln!("{name}: connections of each engine: {opened:?}");
     assert_eq!(opened.len(), 2);
     assert!(opened.iter().sum::<u64>() >= CONNECTIONS as u64, "{opened:?}");

@@ -116,7 +116,7 @@ fn client(task: &Task, peer: &mut Peer) {
         here == 0 && there == 0
     });
     eprintln!("allocations (client, server) in each period: {counts:?}");
-    let retransmissions = end.context.stats().engines[0].retransmissions;
+    let retransmissions = end.context.stats().engines[0].counters.retransmissions;
     assert!(retransmissions > 0 || task.loss == 0.0, "nothing was lost");
     assert!(clean, "every period allocates: {counts:?}");
     // Before this side's end flushes the other's receives.

@@ -128,7 +128,7 @@ fn uwarp_faults_loses_frames_and_the_program_does_not_notice() {
         let lost = |engine: &EngineStats| engine.faults.get("transmit-lost").is_some_and(|lost| *lost >= 5);
         seen.engines.iter().any(lost)
     });
-    assert!(seen.engines.iter().any(|engine| engine.retransmissions > 0), "{seen:#?}");
+    assert!(seen.engines.iter().any(|engine| engine.counters.retransmissions > 0), "{seen:#?}");
     client.wait().succeeded();
     server.wait().succeeded();
 
@@ -141,7 +141,7 @@ fn uwarp_stat_shows_the_connection_of_a_running_program() {
     let host = Host::new("stat");
     let server = host.serve(&["rping", "-s", "-C", ENDLESS]);
     let client = host.start(&["rping", "-c", "-a", ADDRESS, "-C", ENDLESS]);
-    watch(&client, |seen| seen.engines.iter().any(|engine| engine.fpdus_sent > 100));
+    watch(&client, |seen| seen.engines.iter().any(|engine| engine.counters.fpdus_sent > 100));
     for program in [&server, &client] {
         let shown = host.tool("uwarp-stat", &[&program.id().to_string(), "--once"]);
         for part in [":7174", "ESTABLISHED", "10.9.0.1", "net_virtio_user"] {
@@ -156,7 +156,8 @@ fn most_segments_of_ib_write_bw_take_the_short_ways() {
     let perftest = ["ib_write_bw", "-R", "-F", "-D", "600"];
     let server = host.serve_on(&perftest, &[18515]);
     let client = host.start(&[&perftest[..], &[ADDRESS]].concat());
-    let sent = watch(&client, |seen| seen.engines[0].fpdus_sent > 200_000).engines[0].hot_share_sent();
-    let received = watch(&server, |seen| seen.engines[0].fpdus_received > 200_000).engines[0].hot_share_received();
+    let sent = watch(&client, |seen| seen.engines[0].counters.fpdus_sent > 200_000).engines[0].hot_share_sent();
+    let received =
+        watch(&server, |seen| seen.engines[0].counters.fpdus_received > 200_000).engines[0].hot_share_received();
     assert!(sent >= 0.95 && received >= 0.95, "sent {sent:.3}, received {received:.3}");
 }

@@ -312,7 +312,7 @@ impl<B: Buffer> Connections<B> {
 
     pub(crate) fn stream_info(&self, handle: u64) -> Option<TcpInfo> {
         let index = self.table.resolve(Handle::from_bits(handle))?;
-        self.table.get(index).map(Connection::tcp_info)
+        self.table.get(index).map(|connection| connection.tcp.info())
     }
 
     /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.

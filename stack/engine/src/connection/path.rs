@@ -48,7 +48,7 @@ impl<B: Buffer> Connections<B> {
             connection.lower_path_mtu(net, common, mtu);
             return connection.schedule(&mut self.ready);
         }
-        let timeouts = connection.tcp.info().timeouts;
+        let timeouts = connection.tcp.counters().timeouts;
         net.paths.doubt(index, Doubt { mtu, sequence: quoted.sequence, timeouts });
         common.counters.path_mtu_doubts += 1;
     }
@@ -57,7 +57,7 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn age_paths(&mut self, net: &mut Net, common: &mut Common) {
         let Some(unfitted) = net.paths.age(common.now) else { return };
         for (_, connection) in self.table.iter_mut() {
-            common.counters.connections_scanned += 1;
+            common.counters.work.connections_scanned += 1;
             if unfitted.contains(&connection.flow.remote) {
                 connection.fit(&net.paths);
                 connection.schedule(&mut self.ready);
@@ -74,7 +74,7 @@ impl Connection {
         let Some(doubt) = net.paths.doubt_about(self.index) else { return };
         if !self.tcp.is_in_flight(doubt.sequence) {
             net.paths.forget(self.index);
-        } else if self.tcp.info().timeouts > doubt.timeouts {
+        } else if self.tcp.counters().timeouts > doubt.timeouts {
             net.paths.forget(self.index);
             self.lower_path_mtu(net, common, doubt.mtu);
         }

@@ -28,7 +28,7 @@ impl Net {
         if self.known_epoch != self.neighbours.epoch() {
             self.known_epoch = self.neighbours.epoch();
             while let Some(index) = self.unresolved.pop() {
-                common.counters.connections_scanned += 1;
+                common.counters.work.connections_scanned += 1;
                 let Some(connection) = connections.table.get_mut(index) else {
                     common.counters.cannot_be("a connection that is gone waits for an address");
                     continue;
@@ -62,7 +62,7 @@ impl Net {
         common: &mut Common,
         connection: &mut Connection,
     ) -> bool {
-        common.counters.neighbour_lookups += 1;
+        common.counters.work.neighbour_lookups += 1;
         if self.addresses.is_tentative(connection.flow.local) {
             // RFC 4862 §5.4: nothing leaves from an address before it is known to be ours alone.
             self.wait_for_address(connection);

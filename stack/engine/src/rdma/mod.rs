@@ -150,7 +150,7 @@ impl Rdma {
     /// What the room has to say of itself.
     pub(crate) fn describe<B: Buffer>(&self, connections: &Connections<B>, stats: &mut EngineStats) {
         stats.commit_octets = self.commits.octets_written();
-        stats.internal_faults += self.commits.faults();
+        stats.counters.internal_faults += self.commits.faults();
         let all = self.queue_pairs.iter().flatten();
         let connection = |queue_pair: &QueuePair| connections.table.get(queue_pair.connection?);
         stats.queue_pairs = all.map(|queue_pair| queue_pair.stats(connection(queue_pair))).collect();
@@ -159,6 +159,6 @@ impl Rdma {
     /// TCP's figures for a queue pair's connection.
     pub(crate) fn tcp_info<B: Buffer>(&self, connections: &Connections<B>, queue_pair: u32) -> Option<TcpInfo> {
         let index = self.queue_pairs.get(queue_pair as usize)?.as_ref()?.connection?;
-        connections.table.get(index).map(Connection::tcp_info)
+        connections.table.get(index).map(|connection| connection.tcp.info())
     }
 }

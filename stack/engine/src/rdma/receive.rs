@@ -111,9 +111,9 @@ impl Rdma {
             gather = self.gathers.take(octets.len());
         }
         let enough = gather.len() + octets.len();
-        common.counters.octets_gathered += octets.len() as u64;
+        common.counters.work.octets_gathered += octets.len() as u64;
         if gather.capacity() < enough {
-            common.counters.octets_gathered += gather.len() as u64;
+            common.counters.work.octets_gathered += gather.len() as u64;
             // Some more, so that not every piece moves those before it. It counts, so not much more.
             gather.reserve_exact(enough + enough / 4 - gather.len());
         }
@@ -171,7 +171,7 @@ impl Rdma {
         needed: Option<usize>,
     ) {
         let mut gather = self.gathers.take(needed.unwrap_or(LENGTH_LEN));
-        counters.octets_gathered += octets.len() as u64;
+        counters.work.octets_gathered += octets.len() as u64;
         gather.extend_from_slice(octets);
         self.gathers.put_aside(connection, gather);
     }
@@ -197,7 +197,7 @@ impl Rdma {
                     if !self.on_ulpdu(turn, common, connection, queue_pair, &gather[ulpdu]) {
                         connection.withhold(rest.len() + 1);
                         if connection.awaits_receive() {
-                            common.counters.octets_gathered += rest.len() as u64;
+                            common.counters.work.octets_gathered += rest.len() as u64;
                             gather.extend_from_slice(rest);
                             self.gathers.put_aside(connection, gather);
                             return &[];
@@ -221,9 +221,9 @@ impl Rdma {
                     let whole = needed.unwrap_or(LENGTH_LEN);
                     let (piece, behind) = rest.split_at((whole - gather.len()).min(rest.len()));
                     let enough = gather.len() + piece.len();
-                    common.counters.octets_gathered += piece.len() as u64;
+                    common.counters.work.octets_gathered += piece.len() as u64;
                     if gather.capacity() < enough {
-                        common.counters.octets_gathered += gather.len() as u64;
+                        common.counters.work.octets_gathered += gather.len() as u64;
                         // Twice as much each time, but never more than the FPDU takes.
                         gather.reserve_exact(whole.min(2 * enough) - gather.len());
                     }

@@ -216,7 +216,8 @@ impl<P: Port> Core<P> {
         self.rdma.gathers.discard(&mut connection);
         // Its port may be given back to a switch now, which drops what comes from there later.
         self.flush();
-        self.common.counters.sack_segments_walked += connection.tcp.info().sack_segments_walked;
+        // Live connections count for themselves.
+        self.common.counters.work.sack_segments_walked += connection.tcp.counters().sack_segments_walked;
         self.connections.table.release(connection);
         self.common.counters.connections_closed += 1;
         self.connections.opening.reserved.disconnected(local_port);

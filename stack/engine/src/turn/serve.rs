@@ -66,8 +66,8 @@ impl<P: Port> Core<P> {
     /// takes the next one. The others keep their places: a visit to thousands takes longer than the device needs.
     #[inline(never)]
     fn serve_one_without_room(&mut self, turn: &Turn<'_>) {
-        let place = self.common.counters.visits_without_room as usize % self.connections.ready.len().max(1);
-        self.common.counters.visits_without_room += 1;
+        let place = self.common.counters.work.visits_without_room as usize % self.connections.ready.len().max(1);
+        self.common.counters.work.visits_without_room += 1;
         // Connections that were served before may have ended all others.
         let Some(index) = self.connections.ready.remove(place) else { return };
         self.serve(turn, index);

@@ -93,7 +93,7 @@ pub fn server(config: Config, arguments: &Arguments) -> Result<()> {
     if segmentation {
         // What was read of us left so, as far as one request brings several segments.
         let engine = &context.stats().engines[0];
-        ensure!(engine.frames_to_be_cut > 0, "the device was given nothing to cut: {engine:?}");
+        ensure!(engine.counters.frames_to_be_cut > 0, "the device was given nothing to cut: {engine:?}");
     }
     Ok(())
 }

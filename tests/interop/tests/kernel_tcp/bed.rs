@@ -152,9 +152,9 @@ impl Bed {
         }
     }
 
-    /// The name of the state of the stack's connection with this port; empty if there is none.
-    pub fn stack_state(&self, port: u16) -> String {
-        self.stack_tcp(port).state
+    /// The name of the state of the stack's connection with this port; that of a closed one if there is none.
+    pub fn stack_state(&self, port: u16) -> &'static str {
+        self.stack_tcp(port).state.name()
     }
 
     /// The stack's connection with this port; the default if there is none.
@@ -170,7 +170,7 @@ impl Bed {
     }
 
     pub fn resets_sent(&self) -> u64 {
-        self.context.stats().engines.iter().map(|engine| engine.resets_sent).sum()
+        self.context.stats().engines.iter().map(|engine| engine.counters.resets_sent).sum()
     }
 
     /// Segments that the stack has dropped because of the state of their connection, such as a reset in TIME-WAIT.

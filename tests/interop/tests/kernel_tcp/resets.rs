@@ -90,7 +90,7 @@ impl Bed {
                 self.wait_for(state, |bed| bed.stack_state(port) == state);
                 sockopt::set_socket_linger(&kernel, Some(Duration::ZERO)).unwrap();
                 drop(kernel);
-                self.wait_for("the end", |bed| bed.stack_state(port).is_empty());
+                self.wait_for("the end", |bed| bed.stack_state(port) == "CLOSED");
                 self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
                 let heard = until_error(&mut stack).or_else(|| until_refused(&mut stack));
                 assert_eq!(heard, Some(ErrorKind::ConnectionReset), "{state}: the stack hears of the kernel's reset");
@@ -194,8 +194,8 @@ impl Bed {
                     }
                     assert_eq!(read, waiting + 1);
                 } else {
-                    let before = self.stack_tcp(port).segments_sent;
-                    self.wait_for("a probe", |bed| bed.stack_tcp(port).segments_sent > before);
+                    let before = self.stack_tcp(port).traffic.segments_sent;
+                    self.wait_for("a probe", |bed| bed.stack_tcp(port).traffic.segments_sent > before);
                 }
                 stack.abort();
                 self.wait_for("the kernel's end", |_| kernel_state(ports).is_none());
@@ -216,7 +216,7 @@ impl Bed {
         self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port) == "SYN-RECEIVED");
         drop(socket);
         self.context.set_faults(uwarp_middlebox::standing()).expect("no faults");
-        self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port).is_empty());
+        self.wait_for("SYN-RECEIVED", |bed| bed.stack_state(port) == "CLOSED");
         assert!(listener.accept_timeout(Duration::ZERO).expect("it works").is_none(), "nobody was shown it");
 
         // The same the other way round.

@@ -28,7 +28,7 @@ fn the_reason_of_an_end_is_not_waited_for() {
         assert!(responder.poll().unwrap().is_none());
     }
     // Work was flushed, and the event that says why has not come yet.
-    let turns = || there.stats().engines[0].turns;
+    let turns = || there.stats().engines[0].counters.turns;
     let lose = |responder: &mut Responder, seen: Instant| {
         responder.ending.over = None;
         responder.lose(WorkStatus::Flushed, None);

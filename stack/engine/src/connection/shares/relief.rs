@@ -85,7 +85,7 @@ impl<B: Buffer> Connections<B> {
     /// buffers.
     fn watch(&mut self, common: &mut Common) {
         let (table, pressure) = (&self.table, &mut self.pressure);
-        common.counters.connections_scanned += table.len() as u64;
+        common.counters.work.connections_scanned += table.len() as u64;
         let elapsed = common.now - pressure.watched_since;
         let least = u64::from(common.config.limits.least_rate) * elapsed.as_secs();
         let mut slow: Vec<(usize, Handle)> = Vec::new();

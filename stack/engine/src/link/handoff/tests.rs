@@ -146,7 +146,7 @@ fn a_frame_that_is_not_as_long_as_it_says_is_not_handed_over() {
     for octets in [999, 1001, 2000] {
         parts[0].send(&mut counters, 1, 1000, true, std::iter::once(&long[..octets]));
     }
-    assert_eq!((counters.internal_faults.count(), counters.handed_off, parts[1].has_frames()), (3, 0, false));
+    assert_eq!((counters.internal_faults, counters.handed_off, parts[1].has_frames()), (3, 0, false));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn no_engine_hands_a_frame_to_itself() {
     let mut parts = Handoff::between(2, 16, 16, [1, 1]);
     let mut counters = Counters::default();
     parts[0].send(&mut counters, 0, 10, true, std::iter::once(&[0; 10][..]));
-    assert_eq!((counters.internal_faults.count(), counters.handed_off), (1, 0));
+    assert_eq!((counters.internal_faults, counters.handed_off), (1, 0));
 }
 
 /// Two flows with one tag would be taken for one, and the second refused.

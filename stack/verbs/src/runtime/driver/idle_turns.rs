@@ -38,7 +38,7 @@ fn turns(context: &Context) -> (u64, u64) {
     let held = context.shared().engines[0].helm().take();
     let engine = held.as_ref().and_then(|seat| seat.engine.as_ref()).expect("the engine is there");
     let stats = each_kind!(engine, engine => engine.stats());
-    (stats.turns, stats.busy_turns)
+    (stats.counters.turns, stats.counters.busy_turns)
 }
 
 /// What one poll did.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::hostile::den::{Den, Opening, Pace, Stage};
 use crate::hostile::{Attack, BACKLOG, PORT, Target};
-use uwarp_engine::stats::{ConnectionStats, EngineStats};
+use uwarp_engine::stats::{ConnectionStats, EngineStats, TcpState};
 use uwarp_tcp::Instant;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
@@ -54,13 +54,13 @@ impl Attack for Strangers {
     }
 
     fn judge(&self, stats: &EngineStats, den: &Den) -> Option<String> {
-        let opened = |one: &&ConnectionStats| den.is_home_of(one.remote.ip()) && one.tcp.state == "ESTABLISHED";
+        let opened = |one: &&ConnectionStats| den.is_home_of(one.remote.ip()) && one.tcp.state == TcpState::Established;
         let opened = stats.connections.iter().filter(opened).count();
         (opened > 0).then(|| format!("{opened} guessed cookies opened connections"))
     }
 
     fn works(&self, stats: &EngineStats, _den: &Den) -> bool {
-        stats.cookies_sent > 0
+        stats.counters.cookies_sent > 0
     }
 }
 
@@ -92,7 +92,7 @@ impl Attack for HandshakeFlood {
     }
 
     fn works(&self, stats: &EngineStats, den: &Den) -> bool {
-        den.frames > 500 && stats.connections_closed > 100
+        den.frames > 500 && stats.counters.connections_closed > 100
     }
 }
 

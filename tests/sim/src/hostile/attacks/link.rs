@@ -117,7 +117,7 @@ impl Attack for PacketTooBig {
     }
 
     fn works(&self, stats: &EngineStats, _den: &Den) -> bool {
-        stats.path_mtu_changes > 100
+        stats.counters.path_mtu_changes > 100
     }
 }
 

@@ -151,6 +151,6 @@ impl Attack for TerminateStorm {
     }
 
     fn works(&self, stats: &EngineStats, _den: &Den) -> bool {
-        stats.terminates_sent > 50
+        stats.counters.terminates_sent > 50
     }
 }

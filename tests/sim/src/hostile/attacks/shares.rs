@@ -281,6 +281,6 @@ impl Attack for UnpostedReceives {
 
     fn works(&self, stats: &EngineStats, _den: &Den) -> bool {
         let held: u64 = stats.connections.iter().map(|one| one.tcp.out_of_order_buffers).sum();
-        stats.receive_waits >= 16 && self.streams.iter().all(|(_, sent)| *sent > RECEIVES) && held > 900
+        stats.counters.receive_waits >= 16 && self.streams.iter().all(|(_, sent)| *sent > RECEIVES) && held > 900
     }
 }
