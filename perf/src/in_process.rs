@@ -10,7 +10,8 @@ use clap::{Args, ValueEnum};
 use uwarp::config::EngineMode;
 use uwarp::{
     AcceptOptions, Access, Completion, CompletionQueue, Config, ConnectOptions, Context, Features, ListenOptions,
-    Listener, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
+    Listener, MemoryRegion, PageAdvice, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, RegionBuffer,
+    SendRequest,
 };
 use uwarp_app::units::parse_count;
 
@@ -113,7 +114,7 @@ impl End {
         // one.
         let len = 2 * options.size as usize;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let memory = domain.register_zeroed(len, rights)?;
+        let memory = domain.register(RegionBuffer::zeroed(len, PageAdvice::Normal)?, rights)?;
         Ok(Self { memory, completions, queue_pairs: Vec::with_capacity(options.qps), domain, context })
     }
 

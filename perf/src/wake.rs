@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let domain = responder.allocate_domain();
             let completions = responder.create_completion_queue(16)?;
             let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-            let region = domain.register_zeroed(64, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+            let region = domain.register(vec![0; 64], Access::LOCAL_WRITE | Access::REMOTE_READ)?;
             let request = listener.next(PATIENCE)?.context("no connection came")?;
             request.accept(&mut queue_pair, AcceptOptions::default())?;
             tell.send((region.stag(), region.remote_offset()))?;
@@ -105,7 +105,7 @@ fn measure(options: &Options, context: &Context, told: &mpsc::Receiver<(u32, u64
     let domain = context.allocate_domain();
     let mut completions = context.create_completion_queue(16)?;
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-    let region = domain.register_zeroed(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let region = domain.register(vec![0; 64], Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     context.connect(&mut queue_pair, ([10, 0, 0, 1], PORT).into(), ConnectOptions::default().timeout(PATIENCE))?;
     let (stag, offset) = told.recv_timeout(PATIENCE).context("the responder has not accepted")?;
     let mut read = |completions: &mut CompletionQueue| -> anyhow::Result<Duration> {

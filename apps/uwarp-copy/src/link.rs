@@ -5,7 +5,7 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
-use uwarp::{Access, Completion, Context, MemoryRegion};
+use uwarp::{Access, Completion, Context, MemoryRegion, PageAdvice, RegionBuffer};
 use uwarp_app::channel::{Channel, Event, Shape};
 use uwarp_app::signals;
 
@@ -50,7 +50,7 @@ impl Link {
     /// The context has no room for it.
     pub fn new(context: &Context, access: Access) -> anyhow::Result<Self> {
         let domain = context.allocate_domain();
-        let slots = domain.register_zeroed((SLOTS * SLOT_SIZE) as usize, access)?;
+        let slots = domain.register(RegionBuffer::zeroed((SLOTS * SLOT_SIZE) as usize, PageAdvice::Normal)?, access)?;
         let channel = Channel::new(context, &domain, SHAPE)?;
         Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize], idle: None, interrupted: None })
     }

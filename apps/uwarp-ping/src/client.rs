@@ -26,8 +26,8 @@ pub struct Start {
 /// No connection, or what came back is wrong.
 pub fn run(context: &Context, start: &Start, options: &Options) -> anyhow::Result<()> {
     let domain = context.allocate_domain();
-    let source = domain.register_zeroed(options.size, Access::REMOTE_READ)?;
-    let sink = domain.register_zeroed(options.size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let source = domain.register(vec![0; options.size], Access::REMOTE_READ)?;
+    let sink = domain.register(vec![0; options.size], Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let connect_options = ConnectOptions {
         peer_to_peer: start.peer_to_peer.map_or(PeerToPeer::Never, PeerToPeer::Require),
         markers: options.markers,

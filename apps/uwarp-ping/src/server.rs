@@ -37,7 +37,7 @@ pub fn run(context: &Context, options: &Options, once: bool) -> anyhow::Result<(
 
 fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyhow::Result<()> {
     let domain = context.allocate_domain();
-    let buffer = domain.register_zeroed(text::SIZE_MAX + 1, Access::LOCAL_WRITE)?;
+    let buffer = domain.register(vec![0; text::SIZE_MAX + 1], Access::LOCAL_WRITE)?;
     let mut channel = Channel::new(context, &domain, SHAPE)?;
     let accept_options = AcceptOptions { markers: options.markers, ..AcceptOptions::default() };
     request.accept(channel.queue_pair(), accept_options)?;

@@ -137,7 +137,7 @@ impl Peer {
         let listener = context.listen(PORT, ListenOptions::default())?;
         let completions = context.create_completion_queue(DEPTH as usize)?;
         let domain = context.allocate_domain();
-        let memory = domain.register_zeroed(16 * words, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let memory = domain.register(vec![0; 16 * words], Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
         Ok(Peer { context, listener, queue_pair, memory, _domain: domain, _completions: completions })
     }

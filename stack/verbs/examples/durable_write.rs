@@ -14,8 +14,8 @@ use std::net::SocketAddr;
 
 use common::{LIMIT, Outcome};
 use uwarp::{
-    AcceptOptions, Access, ConnectOptions, Context, Features, Listener, MemoryRange, MemoryType, QueuePairOptions,
-    RegionScope, RemoteMemory, SendRequest,
+    AcceptOptions, Access, ConnectOptions, Context, Features, FileStore, Listener, QueuePairOptions, RegionOptions,
+    RemoteMemory, SendRequest,
 };
 
 /// Both ends switch Commit on.
@@ -27,9 +27,9 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let mut file = tempfile::tempfile()?;
-    let ranges = [MemoryRange::File { file: &file, offset: 0, length: 4096 }];
-    let kind = MemoryType::CommitRequired { transparent: false };
-    let memory = domain.register_ranges(&ranges, kind, Access::REMOTE_WRITE, RegionScope::Domain)?;
+    let mut store = FileStore::default();
+    store.add(&file, 0, 4096)?;
+    let memory = domain.register(store.load()?, RegionOptions::new(Access::REMOTE_WRITE).store(store))?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
     let options = AcceptOptions::default().features(COMMIT).private_data(memory.remote().to_octets());
     request.accept(&mut queue_pair, options)?;

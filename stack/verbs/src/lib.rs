@@ -221,7 +221,7 @@ pub use rdma::completion::{CompletionQueue, CompletionTarget};
 pub use rdma::connection::{AcceptOptions, ConnectOptions, ConnectRequest, Connecting, MAX_PRIVATE_DATA};
 pub use rdma::conversion::ConversionError;
 pub use rdma::domain::ProtectionDomain;
-pub use rdma::durable::{MemoryRange, MemoryType};
+pub use rdma::durable::FileStore;
 pub use rdma::event_channel::{ChannelEvent, ConnectionChange, EventChannel};
 pub use rdma::listener::{ListenOptions, Listener};
 pub use rdma::peer_to_peer::PeerToPeer;

@@ -21,7 +21,7 @@ fn with_word(mode: Mode) -> (Side, Side, MemoryRegion) {
     let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(ATOMICS)).unwrap();
     connecting.wait(&mut client.qp).unwrap();
     accepting.wait(&mut server.qp).unwrap();
-    let word = server.pd.register_zeroed(64, Access::REMOTE_ATOMIC).unwrap();
+    let word = server.pd.register(vec![0; 64], Access::REMOTE_ATOMIC).unwrap();
     (client, server, word)
 }
 
@@ -77,7 +77,7 @@ fn a_sink_that_cannot_take_the_value_is_refused() {
     ] {
         let (mut client, mut server, word) = with_word(Mode::Inline);
         client.speak_first(&server);
-        let readable = client.pd.register_zeroed(8, Access::REMOTE_READ).unwrap();
+        let readable = client.pd.register(vec![0; 8], Access::REMOTE_READ).unwrap();
         let sink = match sink {
             None => readable.sge(..).unwrap(),
             Some(Sge { stag: 0, length, offset }) => {
@@ -104,7 +104,7 @@ fn a_sink_that_cannot_take_the_value_is_refused() {
 fn a_sink_that_goes_while_the_answer_is_awaited_ends_the_connection() {
     let (mut client, mut server, word) = with_word(Mode::Inline);
     client.speak_first(&server);
-    let sink = client.pd.register_zeroed(8, Access::LOCAL_WRITE).unwrap();
+    let sink = client.pd.register(vec![0; 8], Access::LOCAL_WRITE).unwrap();
     let entry = sink.sge(..).unwrap();
     client
         .qp

@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uwarp::{
-    AcceptOptions, Access, CommitStatus, CompletionOpcode, ConnectOptions, Context, Features, ListenOptions,
-    MemoryRange, MemoryRegion, MemoryType, ReceiveRequest, RegionScope, SendRequest, Status, Store,
+    AcceptOptions, Access, CommitStatus, CompletionOpcode, ConnectOptions, Context, Features, FileStore, ListenOptions,
+    MemoryRegion, ReceiveRequest, RegionOptions, SendRequest, Status, Store,
 };
 
 const COMMIT: Features = Features { atomics: false, immediate: true, commit: true };
-const DURABLE: MemoryType = MemoryType::CommitRequired { transparent: false };
 
 fn connect_sides(a: &Context, b: &Context) -> (Side, Side) {
     let (mut client, mut server) = (Side::new(a), Side::new(b));
@@ -55,6 +54,15 @@ fn file(octets: &[u8]) -> (tempfile::TempDir, std::path::PathBuf, File) {
     (directory, path, file)
 }
 
+/// A region with ranges of a file behind it.
+fn durable(server: &Side, file: &File, ranges: &[(u64, u64)], access: Access) -> MemoryRegion {
+    let mut store = FileStore::default();
+    for &(offset, length) in ranges {
+        store.add(file, offset, length).unwrap();
+    }
+    server.pd.register(store.load().unwrap(), RegionOptions::new(access).store(store)).unwrap()
+}
+
 /// The region's part, as the peer names it.
 fn remote(region: &MemoryRegion, range: std::ops::Range<usize>) -> uwarp::Sge {
     region.sge(range).unwrap()
@@ -65,12 +73,8 @@ fn what_is_committed_is_in_the_file_and_nothing_else() {
     in_all_modes(|mut client, server| {
         let begin = pattern(1, 10_000);
         let (_directory, path, file) = file(&begin);
-        let ranges = [
-            MemoryRange::File { file: &file, offset: 6_000, length: 2_000 },
-            MemoryRange::File { file: &file, offset: 100, length: 3_000 },
-            MemoryRange::File { file: &file, offset: 10_000, length: 500 },
-        ];
-        let region = server.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+        let ranges = [(6_000, 2_000), (100, 3_000), (10_000, 500)];
+        let region = durable(&server, &file, &ranges, Access::REMOTE_WRITE);
         assert!(region.is_durable());
         let there = [&begin[6_000..8_000], &begin[100..3_100], &[0; 500]].concat();
         assert_eq!(region.to_vec(0, 5_500).unwrap(), there, "it begins with what the files hold");
@@ -106,21 +110,14 @@ fn what_is_committed_is_in_the_file_and_nothing_else() {
 }
 
 #[test]
-fn plain_ranges_are_copied_and_commits_of_them_promise_nothing() {
+fn commits_of_plain_memory_promise_nothing() {
     let (mut client, server) = committing(Mode::Threaded);
-    let (_directory, path, file) = file(b"0123456789");
-    let ranges =
-        [MemoryRange::Zeroed(3), MemoryRange::Octets(b"abc"), MemoryRange::File { file: &file, offset: 8, length: 4 }];
-    let region =
-        server.pd.register_ranges(&ranges, MemoryType::Plain, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
-    assert_eq!(region.to_vec(0, 10).unwrap(), b"\0\0\0abc89\0\0");
+    let region = server.pd.register(b"0123456789".to_vec(), Access::REMOTE_WRITE).unwrap();
     assert!(!region.is_durable());
     let (stag, offset) = (region.stag(), region.remote_offset());
     client.qp.post_send(&[SendRequest::write_inline(1, b"xy", stag, offset + 6).with_commit().signalled()]).unwrap();
     assert_eq!(client.expect(1).commit_status(), Some(0));
-    assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
-    let refused = server.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain);
-    assert!(matches!(refused, Err(uwarp::Error::Argument { .. })), "{refused:?}");
+    assert_eq!(region.to_vec(0, 10).unwrap(), b"012345xy89");
 }
 
 #[test]
@@ -129,7 +126,7 @@ fn persistent_memory_is_committed_in_place() {
         let (mut client, server) = committing(mode);
         // What keeps it is not the stack's affair: ordinary memory will do to see that it works.
         let memory = uwarp::RegionBuffer::zeroed(4096, uwarp::PageAdvice::Normal).unwrap();
-        let region = server.pd.register_persistent(memory, Access::REMOTE_WRITE, RegionScope::Domain, false).unwrap();
+        let region = server.pd.register(memory, RegionOptions::new(Access::REMOTE_WRITE).persistent()).unwrap();
         let (stag, offset) = (region.stag(), region.remote_offset());
         for round in 0..20u8 {
             let octets = [round; 100];
@@ -152,11 +149,7 @@ fn a_file_that_cannot_be_written_gives_a_status_and_the_connection_stays() {
     in_all_modes(|mut client, server| {
         let (_directory, path, _file) = file(&[0; 64]);
         let read_only = File::open(&path).unwrap();
-        let ranges = [MemoryRange::File { file: &read_only, offset: 0, length: 64 }];
-        let region = server
-            .pd
-            .register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE | Access::REMOTE_READ, RegionScope::Domain)
-            .unwrap();
+        let region = durable(&server, &read_only, &[(0, 64)], Access::REMOTE_WRITE | Access::REMOTE_READ);
         for id in 1..3 {
             client.qp.post_send(&[SendRequest::commit(id, &[remote(&region, 0..64)])]).unwrap();
             let failed = client.complete();
@@ -203,11 +196,9 @@ fn a_slow_store_holds_up_its_own_commits_only() {
     let gate = Gate(Arc::default(), Arc::default());
     let closed = gate.0.lock().unwrap();
     let store = gate.clone();
-    let slow =
-        server.pd.register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, store, false).unwrap();
+    let slow = server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(store)).unwrap();
     let (_directory, _path, file) = file(&[0; 64]);
-    let ranges = [MemoryRange::File { file: &file, offset: 0, length: 64 }];
-    let quick = server2.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+    let quick = durable(&server2, &file, &[(0, 64)], Access::REMOTE_WRITE);
     client.qp.post_send(&[SendRequest::commit(1, &[remote(&slow, 0..64)]).signalled()]).unwrap();
     for id in 0..20 {
         client2.qp.post_send(&[SendRequest::commit(id, &[remote(&quick, 0..64)]).signalled()]).unwrap();
@@ -247,10 +238,8 @@ fn a_pinned_application_does_not_pin_its_committers() {
             assert!(core_affinity::set_for_current(core_affinity::CoreId { id: last }));
             let (mut client, server) = connect_sides(&a, &b);
             let (sender, receiver) = std::sync::mpsc::channel();
-            let region = server
-                .pd
-                .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, Where(sender), false)
-                .unwrap();
+            let region =
+                server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(Where(sender))).unwrap();
             let write = SendRequest::write_inline(1, b"log", region.stag(), region.remote_offset());
             client.qp.post_send(&[write.with_commit().signalled()]).unwrap();
             assert_eq!(client.expect(1).commit_status(), Some(0));
@@ -268,7 +257,7 @@ fn a_message_is_told_when_what_came_before_it_is_durable() {
         let closed = gate.0.lock().unwrap();
         let region = server
             .pd
-            .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, gate.clone(), true)
+            .register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(gate.clone()).transparent(true))
             .unwrap();
         for id in 0..2 {
             server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
@@ -297,8 +286,7 @@ fn a_message_is_told_when_what_came_before_it_is_durable() {
 fn a_sleeping_engine_is_woken_by_its_committer() {
     let (mut client, server) = committing(Mode::Threaded);
     let (_directory, _path, file) = file(&[0; 64]);
-    let ranges = [MemoryRange::File { file: &file, offset: 0, length: 64 }];
-    let region = server.pd.register_ranges(&ranges, DURABLE, Access::REMOTE_WRITE, RegionScope::Domain).unwrap();
+    let region = durable(&server, &file, &[(0, 64)], Access::REMOTE_WRITE);
     for id in 0..5 {
         // Long enough for both engines to fall asleep.
         std::thread::sleep(Duration::from_millis(30));
@@ -316,10 +304,8 @@ fn a_context_may_be_closed_while_a_commit_is_under_way() {
         let (mut client, server) = committing(mode);
         let gate = Gate(Arc::default(), Arc::default());
         let closed = gate.0.lock().unwrap();
-        let region = server
-            .pd
-            .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, gate.clone(), false)
-            .unwrap();
+        let region =
+            server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(gate.clone())).unwrap();
         client.qp.post_send(&[SendRequest::commit(1, &[remote(&region, 0..64)]).signalled()]).unwrap();
         let contexts = [&client.context, &server.context];
         let deadline = Instant::now() + Duration::from_millis(50);
@@ -344,7 +330,7 @@ fn an_engine_that_syncs_itself_tells_a_message_after_what_came_before_it() {
         let gate = Gate(Arc::default(), Arc::default());
         let region = server
             .pd
-            .register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, gate.clone(), true)
+            .register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(gate.clone()).transparent(true))
             .unwrap();
         let (stag, offset) = (region.stag(), region.remote_offset());
         for id in 0..10u8 {
@@ -403,8 +389,7 @@ fn a_store_may_drop_its_own_region() {
     in_all_modes(|mut client, server| {
         let own = Arc::default();
         let store = Leaves(Arc::clone(&own));
-        let region =
-            server.pd.register_in_store(vec![0; 64], Access::REMOTE_WRITE, RegionScope::Domain, store, false).unwrap();
+        let region = server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(store)).unwrap();
         let all = [remote(&region, 0..64)];
         *own.lock().unwrap() = Some(region);
         client.qp.post_send(&[SendRequest::commit(1, &all).signalled()]).unwrap();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use uwarp::{Access, Context, QueuePairOptions, RegionScope, SendRequest, Status};
+use uwarp::{Access, Context, QueuePairOptions, RegionOptions, RegionScope, SendRequest, Status};
 
 #[test]
 fn limits_hold_for_all_domains_together() {
@@ -52,7 +52,8 @@ fn no_stag_is_made_for_the_memory_of_another_domain() {
         };
         // A region of one domain for a queue pair of another.
         let (client, _server, other, _) = connected_with_other();
-        let error = other.register_scoped(vec![0; 64], Access::ALL, RegionScope::QueuePair(&client.qp)).unwrap_err();
+        let options = RegionOptions::new(Access::ALL).scope(RegionScope::QueuePair(&client.qp));
+        let error = other.register(vec![0; 64], options).unwrap_err();
         assert!(error.to_string().contains("another protection domain"), "{error}");
 
         // A window, and a fast region, over memory of another domain.

@@ -210,7 +210,7 @@ fn what_was_not_agreed_cannot_be_posted() {
 #[test]
 fn the_owner_has_atomic_accesses_of_its_own() {
     let (a, _b) = Context::pair_in_process(config(1, Mode::Inline), config(2, Mode::Inline)).unwrap();
-    let memory = a.allocate_domain().register_zeroed(64, Access::ALL).unwrap();
+    let memory = a.allocate_domain().register(vec![0; 64], Access::ALL).unwrap();
     memory.store_release_u8(3, 7).unwrap();
     assert_eq!((memory.load_acquire_u8(3).unwrap(), memory.to_vec(0, 5).unwrap()), (7, vec![0, 0, 0, 7, 0]));
     memory.store_release_u64(8, 40).unwrap();
@@ -228,7 +228,7 @@ fn a_lock_in_the_peers_memory_excludes() {
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
     let mut clients = Vec::new();
     let shared_domain = b.allocate_domain();
-    let memory = shared_domain.register_zeroed(64, Access::ALL).unwrap();
+    let memory = shared_domain.register(vec![0; 64], Access::ALL).unwrap();
     let server_cq = b.create_completion_queue(64).unwrap();
     let mut servers = Vec::new();
     for _ in 0..2 {
@@ -266,7 +266,7 @@ fn eight_queue_pairs_on_two_engines_and_a_thread_lose_no_addition() {
     let (a, b) = Context::pair_in_process(two(1), two(2)).unwrap();
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
     let domain = b.allocate_domain();
-    let memory = domain.register_zeroed(64, Access::ALL).unwrap();
+    let memory = domain.register(vec![0; 64], Access::ALL).unwrap();
     let server_cq = b.create_completion_queue(64).unwrap();
     let mut cq = a.create_completion_queue(ENTRIES).unwrap();
     let client_domain = a.allocate_domain();

@@ -4,7 +4,8 @@ mod common;
 
 use common::*;
 use uwarp::{
-    Access, CompletionOpcode, MemoryRegion, PostErrorReason, ReceiveRequest, RegionScope, SendRequest, Status,
+    Access, CompletionOpcode, MemoryRegion, PostErrorReason, ReceiveRequest, RegionOptions, RegionScope, SendRequest,
+    Status,
 };
 
 #[test]
@@ -258,8 +259,10 @@ fn a_request_of_many_pieces_takes_several_slots() {
 fn a_send_with_invalidate_revokes_the_peers_stag() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        let window =
-            server.pd.register_scoped(vec![0; 4096], Access::REMOTE_WRITE, RegionScope::QueuePair(&server.qp)).unwrap();
+        let window = server
+            .pd
+            .register(vec![0; 4096], RegionOptions::new(Access::REMOTE_WRITE).scope(RegionScope::QueuePair(&server.qp)))
+            .unwrap();
         server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
         client
             .qp
@@ -371,12 +374,12 @@ fn messages_may_be_as_long_as_their_length_can_say() {
     let (mut client, mut server) = connected(Mode::Threaded);
     // Mostly zeros, which take no memory at the source; marks at both ends, around the middle, and where a mask may be
     // short.
-    let source = client.pd.register_zeroed(length, Access::REMOTE_READ).unwrap();
+    let source = client.pd.register(vec![0; length], Access::REMOTE_READ).unwrap();
     let marked = [0, 1, (1 << 16) - 1, 1 << 24, length / 2 - 1, length / 2, length / 2 + 1, length - 2, length - 1];
     for (number, at) in marked.into_iter().enumerate() {
         source.write(at, &[1 + number as u8]).unwrap();
     }
-    let sink = server.pd.register_zeroed(length, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    let sink = server.pd.register(vec![0; length], Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
     let arrived = |sink: &MemoryRegion| {
         for (number, at) in marked.into_iter().enumerate() {
             assert_eq!(sink.to_vec(at, 1).unwrap(), [1 + number as u8], "octet {at}");

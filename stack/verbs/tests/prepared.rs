@@ -158,9 +158,10 @@ fn threads_of_a_context_take_no_signals() {
     let mapped = directory.path().join("file");
     std::fs::write(&mapped, [0; 64]).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&mapped).unwrap();
-    let range = uwarp::MemoryRange::File { file: &file, offset: 0, length: 64 };
-    let kind = uwarp::MemoryType::CommitRequired { transparent: false };
-    let _region = domain.register_ranges(&[range], kind, Access::ALL, uwarp::RegionScope::Domain).unwrap();
+    let mut store = uwarp::FileStore::default();
+    store.add(&file, 0, 64).unwrap();
+    let options = uwarp::RegionOptions::new(Access::ALL).store(store);
+    let _region = domain.register(vec![0; 64], options).unwrap();
     // A thread names itself when it has begun: two engines, the monitor and a committer.
     until(&[&context], "all threads have names", || threads().len() >= 4);
     for (name, blocked, _) in threads() {

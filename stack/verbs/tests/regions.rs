@@ -15,9 +15,9 @@ fn memory_is_named_by_the_offsets_that_its_owner_chose() {
     for base in [TaggedBase::Zero, TaggedBase::At(0x7000_0000_1000), TaggedBase::At(u64::MAX - 4095)] {
         let (mut client, server) = connected(Mode::Inline);
         let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
-        let options = RegionOptions::new(access).base(base);
-        let target = server.pd.register_with(vec![0; 4096], &options).unwrap();
-        let source = client.pd.register_with(pattern(1, 4096), &options).unwrap();
+        let options = || RegionOptions::new(access).base(base);
+        let target = server.pd.register(vec![0; 4096], options()).unwrap();
+        let source = client.pd.register(pattern(1, 4096), options()).unwrap();
         let first = match base {
             TaggedBase::At(base) => base,
             _ => 0,
@@ -33,7 +33,7 @@ fn memory_is_named_by_the_offsets_that_its_owner_chose() {
     }
     let (client, _server) = connected(Mode::Inline);
     let beyond = RegionOptions::new(Access::LOCAL_READ).base(TaggedBase::At(u64::MAX - 4094));
-    let refused = client.pd.register_with(vec![7; 4096], &beyond).unwrap_err();
+    let refused = client.pd.register(vec![7; 4096], beyond).unwrap_err();
     assert!(matches!(refused.error, Error::Register(_)), "{refused}");
     assert_eq!(refused.buffer.as_slice(), [7; 4096]);
 }

@@ -4,7 +4,8 @@ mod common;
 
 use common::*;
 use uwarp::{
-    Access, CompletionOpcode, DisconnectReason, ReceiveRequest, RegionScope, SendRequest, Status, TerminateCode,
+    Access, CompletionOpcode, DisconnectReason, ReceiveRequest, RegionOptions, RegionScope, SendRequest, Status,
+    TerminateCode,
 };
 
 const INVALID_STAG: TerminateCode = TerminateCode { layer: 1, error_type: 1, code: 0 };
@@ -238,8 +239,8 @@ fn what_was_a_queue_pairs_own_is_not_the_next_ones_with_its_number() {
             connecting.wait(&mut client.qp).unwrap();
             accepting.wait(&mut server).unwrap();
             let region = kept.get_or_insert_with(|| {
-                let scope = RegionScope::QueuePair(&server);
-                domain.register_scoped(vec![0; 64], Access::REMOTE_WRITE, scope).unwrap()
+                let options = RegionOptions::new(Access::REMOTE_WRITE).scope(RegionScope::QueuePair(&server));
+                domain.register(vec![0; 64], options).unwrap()
             });
             let octets = [round + 1; 8];
             let write = SendRequest::write_inline(1, &octets, region.stag(), region.remote_offset());
@@ -267,7 +268,8 @@ fn a_peer_cannot_invalidate_a_region_that_has_windows() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
         client.speak_first(&server);
-        let region = server.pd.register_scoped(vec![0; 64], Access::ALL, RegionScope::QueuePair(&server.qp)).unwrap();
+        let options = RegionOptions::new(Access::ALL).scope(RegionScope::QueuePair(&server.qp));
+        let region = server.pd.register(vec![0; 64], options).unwrap();
         let mut window = server.pd.allocate_window().unwrap();
         let part = region.sge(..).unwrap();
         server.qp.post_send(&[window.bind(1, &part, Access::REMOTE_READ).unwrap().signalled()]).unwrap();

@@ -293,7 +293,7 @@ fn extended(context: &Context, port: u16, flags: u8, markers: bool) -> (Endpoint
 
 fn extensions_go_both_ways(context: &Context) {
     let (mut endpoint, mut peer) = extended(context, 7320, 0x40, false);
-    let word = endpoint.domain.register_zeroed(64, Access::ALL).unwrap();
+    let word = endpoint.domain.register(vec![0; 64], Access::ALL).unwrap();
     let at = |offset: u64| (word.stag(), word.remote_offset() + offset);
     // The incoming messages.
     peer.send_ulpdu(&raw_peer::immediate(1, true, 0x1122_3344_5566_7788)).unwrap();

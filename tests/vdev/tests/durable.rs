@@ -13,9 +13,9 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use uwarp::{
-    AcceptOptions, Access, CommitStatus, Completion, Config, ConnectOptions, Context, Features, ListenOptions,
-    Listener, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain, QueuePairState, ReadyToReceiveKinds,
-    RegionScope, SendRequest, Status,
+    AcceptOptions, Access, CommitStatus, Completion, Config, ConnectOptions, Context, Features, FileStore,
+    ListenOptions, Listener, MemoryRegion, ProtectionDomain, QueuePairState, ReadyToReceiveKinds, RegionOptions,
+    SendRequest, Status,
 };
 use uwarp_netns as netns;
 use uwarp_vdev_tests::disk::{Disk, DiskProcess, Trouble};
@@ -74,10 +74,11 @@ fn be_target(wire: &Wire, path: &PathBuf) {
 
 fn register(domain: &ProtectionDomain, path: &PathBuf) -> MemoryRegion {
     let file = File::options().read(true).write(true).open(path).expect("the disk's file");
-    let ranges = [MemoryRange::File { file: &file, offset: 0, length: REGION }];
-    let kind = MemoryType::CommitRequired { transparent: false };
+    let mut store = FileStore::default();
+    store.add(&file, 0, REGION as u64).expect("the file takes the region");
+    let memory = store.load().expect("the file can be read");
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
-    domain.register_ranges(&ranges, kind, access, RegionScope::Domain).expect("a durable region")
+    domain.register(memory, RegionOptions::new(access).store(store)).expect("a durable region")
 }
 
 /// A running disk and target, and the means to restart them.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use uwarp::{
     AcceptOptions, Access, ConnectOptions, ConnectRequest, Context, Features, ListenOptions, MAX_COMMIT_REGIONS,
-    RegionScope, SendRequest, Sge, Store,
+    RegionOptions, SendRequest, Sge, Store,
 };
 use uwarp_app::channel::{Channel, Event, Shape};
 use uwarp_vdev_tests::PATIENCE;
@@ -171,8 +171,8 @@ fn run(name: &str, attack: Attack) -> Option<Counted> {
     // The attacker's end here, and the memory that it commits.
     let mut target = Endpoint::new(&context, 64);
     let store = Counter(Arc::clone(&octets_written));
-    let durable =
-        target.domain.register_in_store(vec![0; DURABLE], Access::REMOTE_WRITE, RegionScope::Domain, store, false);
+    let options = RegionOptions::new(Access::REMOTE_WRITE).store(store);
+    let durable = target.domain.register(vec![0; DURABLE], options);
     let durable = durable.expect("registered");
 
     std::thread::scope(|scope| {

@@ -79,7 +79,7 @@ impl<'a> Victims<'a> {
     fn new(context: &'a Context) -> Self {
         let domain = context.allocate_domain();
         let options = RegionOptions::new(Access::ALL).base(TaggedBase::Zero);
-        let region = domain.register_with(vec![3; REGION], &options).expect("a region");
+        let region = domain.register(vec![3; REGION], options).expect("a region");
         Self { context, domain, region, accepted: Vec::new() }
     }
 

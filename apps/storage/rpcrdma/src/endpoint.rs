@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 use uwarp::{
     Access, CompletionOpcode, Context, Error, FastRegion, MemoryRegion, PostErrorReason, ProtectionDomain, QueuePair,
-    QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge, Status, Unregistered,
+    QueuePairOptions, QueuePairState, ReceiveRequest, RegionOptions, RegionScope, SendRequest, Sge, Status,
+    Unregistered,
 };
 
 /// Elements of the send queue in addition to one per message.
@@ -145,8 +146,8 @@ impl Endpoint {
     /// # Errors
     /// Those of [`ProtectionDomain::register`]; the memory is returned with them.
     pub(crate) fn register(&self, octets: Vec<u8>, access: Access) -> Result<MemoryRegion, Kept> {
-        let registered = self.domain.try_register(octets, access, RegionScope::QueuePair(&self.queue_pair));
-        registered.map_err(|Unregistered { buffer, error }| Kept {
+        let options = RegionOptions::new(access).scope(RegionScope::QueuePair(&self.queue_pair));
+        self.domain.register(octets, options).map_err(|Unregistered { buffer, error }| Kept {
             // It was made of one.
             octets: buffer.into_vec().unwrap_or_default(),
             error,

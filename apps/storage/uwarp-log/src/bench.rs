@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{
-    AcceptOptions, Access, Completion, CompletionOpcode, CompletionQueue, ConnectOptions, Context, ListenOptions,
-    MemoryRange, MemoryRegion, MemoryType, PageAdvice, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest,
-    RegionBuffer, RegionScope, SendRequest, Status,
+    AcceptOptions, Access, Completion, CompletionOpcode, CompletionQueue, ConnectOptions, Context, FileStore,
+    ListenOptions, MemoryRegion, PageAdvice, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest,
+    RegionBuffer, RegionOptions, SendRequest, Status,
 };
 use uwarp_app::channel::part;
 use uwarp_app::pair::{self, CacheLine, Latency, choose_cpus};
@@ -322,11 +322,12 @@ impl Store {
         Ok(match arguments.store {
             Keeper::Memory => {
                 let memory = RegionBuffer::zeroed(length, PageAdvice::Normal).context("no memory for the store")?;
-                Store::Memory(domain.register_persistent(memory, access, RegionScope::Domain, false)?)
+                Store::Memory(domain.register(memory, RegionOptions::new(access).persistent())?)
             }
-            Keeper::File => {
-                Store::File(domain.register_zeroed(length, access)?, file(arguments.size, &arguments.directory)?)
-            }
+            Keeper::File => Store::File(
+                domain.register(RegionBuffer::zeroed(length, PageAdvice::Normal)?, access)?,
+                file(arguments.size, &arguments.directory)?,
+            ),
         })
     }
 
@@ -376,7 +377,7 @@ impl End {
         let completions = context.create_completion_queue(64)?;
         let queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(16, 16))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        let memory = domain.register_zeroed(2 * size, access)?;
+        let memory = domain.register(RegionBuffer::zeroed(2 * size, PageAdvice::Normal)?, access)?;
         let mut end = End { queue_pair, completions, memory, size, wakes: 0 };
         end.receive()?;
         Ok(end)
@@ -422,10 +423,9 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
     let (store, target) = match (arguments.method, arguments.store) {
         (method, Keeper::File) if method.is_commit() => {
             let file = file(arguments.size, &arguments.directory)?;
-            let length = SLOTS as usize * size;
-            let range = MemoryRange::File { file: &file, offset: 0, length };
-            let memory_type = MemoryType::CommitRequired { transparent: false };
-            (None, Some(domain.register_ranges(&[range], memory_type, access, RegionScope::Domain)?))
+            let mut store = FileStore::default();
+            store.add(&file, 0, SLOTS * arguments.size)?;
+            (None, Some(domain.register(store.load()?, RegionOptions::new(access).store(store))?))
         }
         _ => (Some(Store::new(&domain, arguments, access)?), None),
     };
@@ -642,7 +642,7 @@ fn local(
                 Keeper::Memory => {
                     let buffer =
                         RegionBuffer::zeroed((SLOTS * size) as usize, PageAdvice::Normal).context("no memory")?;
-                    Some(domain.register_persistent(buffer, Access::LOCAL_WRITE, RegionScope::Domain, false)?)
+                    Some(domain.register(buffer, RegionOptions::new(Access::LOCAL_WRITE).persistent())?)
                 }
                 Keeper::File => None,
             };

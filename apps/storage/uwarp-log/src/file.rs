@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
-use uwarp::{Access, MemoryRange, MemoryRegion, MemoryType, ProtectionDomain, RegionScope};
+use uwarp::{Access, FileStore, MemoryRegion, ProtectionDomain, RegionOptions};
 use uwarp_app::usage;
 use uwarp_log::layout::{Geometry, Identity, PAGE};
 use uwarp_log::record::{Record, Tail};
@@ -64,12 +64,12 @@ impl LogFile {
     /// # Errors
     /// Those of registration.
     pub fn register(&self, domain: &ProtectionDomain, follow: bool) -> anyhow::Result<MemoryRegion> {
-        let length = self.identity.geometry.region() as usize;
-        let range = MemoryRange::File { file: &self.file, offset: PAGE, length };
-        // A notification of a record waits until the record is durable.
-        let memory_type = MemoryType::CommitRequired { transparent: follow };
+        let mut store = FileStore::default();
+        store.add(&self.file, PAGE, self.identity.geometry.region())?;
+        let memory = store.load()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        Ok(domain.register_ranges(&[range], memory_type, access, RegionScope::Domain)?)
+        // A notification of a record waits until the record is durable.
+        Ok(domain.register(memory, RegionOptions::new(access).store(store).transparent(follow))?)
     }
 }
 

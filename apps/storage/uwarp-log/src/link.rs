@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp::{
-    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, SendRequest, Sge,
-    Status,
+    Access, CommitStatus, Completion, ConnectOptions, Connecting, Context, Features, MemoryRegion, PageAdvice,
+    RegionBuffer, SendRequest, Sge, Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, part};
 use uwarp_app::network::SERVER_ADDRESS;
@@ -336,7 +336,7 @@ impl Driver {
         let Some(context) = &link.context else { return Ok(()) };
         let domain = context.allocate_domain();
         // Peers cannot access the writer's memory; only its own Reads write to it.
-        link.staging = Some(domain.register_zeroed(STAGING, Access::LOCAL_WRITE)?);
+        link.staging = Some(domain.register(RegionBuffer::zeroed(STAGING, PageAdvice::Normal)?, Access::LOCAL_WRITE)?);
         link.ring = Ring::new(STAGING);
         let mut channel = Box::new(Channel::new(context, &domain, SHAPE)?);
         let options = ConnectOptions::default()

@@ -8,9 +8,9 @@ use anyhow::{Context as _, bail};
 use std::fs::File;
 use std::time::{Duration, Instant};
 use uwarp::{
-    Access, Completion, CompletionQueue, Config, Context, Features, MemoryRange, MemoryRegion, MemoryType,
-    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionScope, SendRequest, Sge,
-    Status,
+    Access, Completion, CompletionQueue, Config, Context, Features, FileStore, MemoryRegion, PageAdvice,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionBuffer, RegionOptions,
+    SendRequest, Sge, Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
 
@@ -80,13 +80,12 @@ impl Session {
         let domain = context.allocate_domain();
         let length = layout.len() as usize;
         let memory = match store {
-            None => domain.register_zeroed(length, Access::ALL)?,
-            Some(file) => domain.register_ranges(
-                &[MemoryRange::File { file, offset: 0, length }],
-                MemoryType::CommitRequired { transparent: false },
-                Access::ALL,
-                RegionScope::Domain,
-            )?,
+            None => domain.register(RegionBuffer::zeroed(length, PageAdvice::Normal)?, Access::ALL)?,
+            Some(file) => {
+                let mut store = FileStore::default();
+                store.add(file, 0, layout.len())?;
+                domain.register(store.load()?, RegionOptions::new(Access::ALL).store(store))?
+            }
         };
         let receives = receives(&layout, is_send);
         let completions =

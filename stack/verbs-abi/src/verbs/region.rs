@@ -85,7 +85,7 @@ fn export(pd: *mut ibv_pd, address: *mut c_void, length: size_t, first: u64, fla
             let domain = Handle::<Domain>::get(pd)?;
             let first = if flags & IBV_ACCESS_ZERO_BASED != 0 { 0 } else { first };
             let options = RegionOptions::new(rights(flags)?).base(TaggedBase::At(first));
-            let registered = domain.domain.register_with(buffer(address, length, flags)?, &options);
+            let registered = domain.domain.register(buffer(address, length, flags)?, options);
             let region = registered.map_err(|unregistered| Errno::from(unregistered.error))?;
             domain.users.fetch_add(1, Ordering::AcqRel);
             let stag = region.stag();

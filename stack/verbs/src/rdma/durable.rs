@@ -1,129 +1,12 @@
 //! Durable regions: memory that peers write, and the files that store what they commit.
 
 use crate::error::Error;
-use crate::rdma::domain::ProtectionDomain;
-use crate::rdma::region::{self, MemoryRegion, RegionOptions, RegionScope};
-use crate::runtime::context::Shared;
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use uwarp_memory::{Access, PageAdvice, RegionBuffer, Store};
-
-/// The kind of a region's memory, which decides what a Commit means (draft-talpey-rdma-commit §3.1.1). Peers cannot see
-/// it. The third kind, persistent memory, has its own call
-/// ([`ProtectionDomain::register_persistent`](crate::ProtectionDomain::register_persistent)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum MemoryType {
-    /// Ordinary memory. A Commit succeeds and promises nothing.
-    Plain,
-    /// Ordinary memory with files behind it: a Commit is answered after the octets are written there and synced, by a
-    /// thread of the region.
-    CommitRequired {
-        /// In addition, a peer's Send or Immediate Data is delivered only when everything that this peer has written to
-        /// the region before is durable. If that fails, the receive completes with
-        /// [`Status::CommitFailed`](crate::Status::CommitFailed), although the message has arrived. Later requests of
-        /// the peer (Reads, atomics, Commits) are answered after the message.
-        transparent: bool,
-    },
-}
-
-/// One of the ranges that make up a region.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum MemoryRange<'a> {
-    /// Zeros, this many octets.
-    Zeroed(usize),
-    /// A copy of these octets.
-    Octets(&'a [u8]),
-    /// Octets of a file, which must be open for reading and, for commits, writing. It is extended if it ends before the
-    /// range does. A durable region reopens it through `/proc`, so that no other sync consumes the errors that its
-    /// commits must report. So the process needs permission to open the file again, whoever opened it first.
-    File {
-        /// The file.
-        file: &'a File,
-        /// Offset of the range in the file.
-        offset: u64,
-        /// Length of the range in octets.
-        length: usize,
-    },
-}
-
-impl MemoryRange<'_> {
-    fn len(&self) -> usize {
-        match self {
-            MemoryRange::Zeroed(length) | MemoryRange::File { length, .. } => *length,
-            MemoryRange::Octets(octets) => octets.len(),
-        }
-    }
-}
-
-impl ProtectionDomain {
-    /// Registers ranges, which lie behind each other in one region of the given type. A durable region begins with what
-    /// its files hold.
-    ///
-    /// # Errors
-    /// A file that cannot be read or made long enough, a durable region of something else than files, and what
-    /// [`register`](Self::register) refuses.
-    pub fn register_ranges(
-        &self,
-        ranges: &[MemoryRange<'_>],
-        memory_type: MemoryType,
-        access: Access,
-        scope: RegionScope<'_>,
-    ) -> Result<MemoryRegion, Error> {
-        register_ranges(self.shared(), self.number(), ranges, memory_type, access, scope)
-    }
-}
-
-/// Registers ranges as one region, in their order.
-pub(crate) fn register_ranges(
-    shared: &Arc<Shared>,
-    domain: u32,
-    ranges: &[MemoryRange<'_>],
-    memory_type: MemoryType,
-    access: Access,
-    scope: RegionScope<'_>,
-) -> Result<MemoryRegion, Error> {
-    let length = ranges.iter().try_fold(0usize, |sum, range| sum.checked_add(range.len()));
-    let length = length.ok_or_else(|| Error::argument("the ranges", "more than the address space", "register less"))?;
-    let mut buffer =
-        RegionBuffer::zeroed(length, PageAdvice::Normal).map_err(Error::system("no memory for a region"))?;
-    let mut files = Files::default();
-    let mut rest = buffer.as_mut_slice();
-    for range in ranges {
-        let (part, behind) = rest.split_at_mut(range.len());
-        rest = behind;
-        match *range {
-            MemoryRange::File { file, offset, .. } => {
-                fill(part, file, offset).map_err(Error::system("a range of a file cannot be read"))?;
-                if memory_type != MemoryType::Plain {
-                    files.add(file, offset, part.len() as u64)?;
-                }
-            }
-            _ if memory_type != MemoryType::Plain => {
-                return Err(Error::argument(
-                    "a range of a durable region",
-                    "not a file's",
-                    "choose MemoryRange::File, or MemoryType::Plain",
-                ));
-            }
-            MemoryRange::Octets(octets) => part.copy_from_slice(octets),
-            MemoryRange::Zeroed(_) => {}
-        }
-    }
-    match memory_type {
-        MemoryType::Plain => {
-            region::register(shared, domain, buffer, &RegionOptions::new(access).scope(scope)).map_err(|it| it.error)
-        }
-        MemoryType::CommitRequired { transparent } => {
-            region::register_durable(shared, domain, buffer, access, scope, Box::new(files), transparent)
-        }
-    }
-}
+use uwarp_memory::{PageAdvice, RegionBuffer, Store};
 
 /// Reads a part of a region from a file. Beyond the file's end the part stays zero; writing it extends the file.
 fn fill(part: &mut [u8], file: &File, offset: u64) -> io::Result<()> {
@@ -149,9 +32,23 @@ fn open_anew(file: &File) -> io::Result<File> {
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The files behind a region.
+/// Ranges of files, one behind the other, as the store of a durable region
+/// ([`RegionOptions::store`](crate::RegionOptions::store)).
+///
+/// ```
+/// # use uwarp::{Access, Config, Context, FileStore, RegionOptions};
+/// # let (context, _peer) =
+/// #     Context::pair_in_process(Config::without_device("10.0.0.1/24")?, Config::without_device("10.0.0.2/24")?)?;
+/// # let domain = context.allocate_domain();
+/// # let file = tempfile::tempfile()?;
+/// let mut store = FileStore::default();
+/// store.add(&file, 0, 4096)?;
+/// let region = domain.register(store.load()?, RegionOptions::new(Access::REMOTE_WRITE).store(store))?;
+/// # assert!(region.is_durable());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
-struct Files {
+pub struct FileStore {
     pieces: Vec<Piece>,
 }
 
@@ -168,29 +65,54 @@ struct Piece {
     dirty: bool,
 }
 
-impl Files {
-    fn add(&mut self, file: &File, offset: u64, length: u64) -> Result<(), Error> {
-        let locked = file.try_clone().map_err(Error::system("a file of a durable region cannot be kept open"))?;
-        let file =
-            open_anew(file).map_err(Error::system("a file of a durable region cannot be opened anew by /proc"))?;
-        let end = offset.checked_add(length).ok_or_else(|| {
+impl FileStore {
+    /// Adds `length` octets of a file, from `offset` on, behind the ranges that are there. The file must be open for
+    /// reading and, for Commits, writing. It is extended if it ends before the range does.
+    ///
+    /// The store reopens the file through `/proc`, so that no other sync consumes the errors that Commits must report.
+    /// So the process needs permission to open the file again, whoever opened it first.
+    ///
+    /// # Errors
+    /// The file cannot be opened again or made long enough.
+    pub fn add(&mut self, file: &File, offset: u64, length: u64) -> Result<(), Error> {
+        let start = self.pieces.last().map_or(0, |last| last.start + last.length);
+        let end = offset.checked_add(length).filter(|_| start.checked_add(length).is_some()).ok_or_else(|| {
             Error::argument(
                 "a range of a file",
                 format!("{length} octets at {offset}"),
                 "choose one that a file can have",
             )
         })?;
+        let locked = file.try_clone().map_err(Error::system("a file of a durable region cannot be kept open"))?;
+        let file =
+            open_anew(file).map_err(Error::system("a file of a durable region cannot be opened anew by /proc"))?;
         let metadata = file.metadata().map_err(Error::system("a file of a durable region cannot be looked at"))?;
         if metadata.len() < end {
             file.set_len(end).map_err(Error::system("a file of a durable region cannot be made long enough"))?;
         }
-        let start = self.pieces.last().map_or(0, |last| last.start + last.length);
         self.pieces.push(Piece { file, _locked: locked, start, offset, length, dirty: false });
         Ok(())
     }
+
+    /// What the files hold, as the memory of the region.
+    ///
+    /// # Errors
+    /// A file cannot be read, or there is no memory for the ranges.
+    pub fn load(&self) -> Result<RegionBuffer, Error> {
+        let length = self.pieces.last().map_or(0, |last| last.start + last.length);
+        let mut buffer = RegionBuffer::zeroed(length as usize, PageAdvice::Normal)
+            .map_err(Error::system("no memory for a region"))?;
+        let mut rest = buffer.as_mut_slice();
+        for piece in &self.pieces {
+            let (part, behind) = rest.split_at_mut(piece.length as usize);
+            fill(part, &piece.file, piece.offset).map_err(Error::system("a range of a file cannot be read"))?;
+            rest = behind;
+        }
+        Ok(buffer)
+    }
 }
 
-impl Store for Files {
+impl Store for FileStore {
     fn write(&mut self, offset: u64, octets: &[u8]) -> io::Result<()> {
         let end = offset + octets.len() as u64;
         for piece in &mut self.pieces {
@@ -228,7 +150,7 @@ mod tests {
         };
         let (first, first_path) = open("first", b"0123456789");
         let (second, second_path) = open("second", b"abc");
-        let mut files = Files::default();
+        let mut files = FileStore::default();
         files.add(&first, 2, 3).unwrap();
         files.add(&second, 1, 6).unwrap();
         files.add(&first, 8, 2).unwrap();
@@ -250,7 +172,7 @@ mod tests {
         let path = directory.path().join("file");
         std::fs::write(&path, b"0123456789").unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        let [mut one, mut other] = [Files::default(), Files::default()];
+        let [mut one, mut other] = [FileStore::default(), FileStore::default()];
         one.add(&file, 2, 3).unwrap();
         other.add(&file, 6, 2).unwrap();
         // Flags of an open file apply to all its duplicates, and a write-back error is reported once to all of them. If
@@ -276,7 +198,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, b"0123").unwrap();
-        let mut files = Files::default();
+        let mut files = FileStore::default();
         files.add(&File::open(&path).unwrap(), 0, 4).unwrap();
         assert!(files.write(0, b"x").is_err());
     }

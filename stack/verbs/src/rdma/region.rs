@@ -9,7 +9,9 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use uwarp_engine::work::Sge;
-use uwarp_memory::{Access, CompareSwap, DomainId, RegionBuffer, Registration, Scope, Store, StreamId, TaggedBase};
+use uwarp_memory::{
+    Access, Committer, CompareSwap, DomainId, RegionBuffer, Registration, Scope, Store, StreamId, TaggedBase,
+};
 
 /// Which queue pairs may use a region.
 #[derive(Clone, Copy, Debug)]
@@ -20,33 +22,76 @@ pub enum RegionScope<'a> {
     QueuePair(&'a QueuePairControl),
 }
 
-/// How memory is registered.
-#[derive(Clone, Copy, Debug)]
+/// How memory is registered. Everything but the rights has a default.
 pub struct RegionOptions<'a> {
-    /// What engines, and peers as far as it says so, may do with it.
-    pub access: Access,
-    /// Which queue pairs may use it.
-    pub scope: RegionScope<'a>,
-    /// The tagged offset of its first octet, by which SGEs and peers name it.
-    pub base: TaggedBase,
+    access: Access,
+    scope: RegionScope<'a>,
+    base: TaggedBase,
+    durability: Durability,
+    transparent: bool,
+}
+
+/// The kind of a region's memory, which decides what a Commit means (draft-talpey-rdma-commit §3.1.1). Peers cannot see
+/// it.
+enum Durability {
+    Plain,
+    Persistent,
+    CommitRequired(Box<dyn Store>),
 }
 
 impl<'a> RegionOptions<'a> {
-    /// For all queue pairs of the domain; octets are named by their addresses.
+    /// What engines, and peers as far as it says so, may do with the memory. All queue pairs of the domain may use it,
+    /// its octets are named by their addresses, and a Commit succeeds and promises nothing.
     pub fn new(access: Access) -> Self {
-        Self { access, scope: RegionScope::Domain, base: TaggedBase::Virtual }
+        Self {
+            access,
+            scope: RegionScope::Domain,
+            base: TaggedBase::Virtual,
+            durability: Durability::Plain,
+            transparent: false,
+        }
     }
 
-    /// Sets the scope.
+    /// Sets which queue pairs may use it.
     pub fn scope(mut self, scope: RegionScope<'a>) -> Self {
         self.scope = scope;
         self
     }
 
-    /// Sets the tagged offset of the first octet.
+    /// Sets the tagged offset of its first octet, by which SGEs and peers name it.
     pub fn base(mut self, base: TaggedBase) -> Self {
         self.base = base;
         self
+    }
+
+    /// Says that the memory is persistent: of a file in such memory ([`RegionBuffer::persistent`]), or kept by other
+    /// means. A Commit writes the processor's caches back, in the engine's turn, and is answered at once.
+    pub fn persistent(mut self) -> Self {
+        self.durability = Durability::Persistent;
+        self
+    }
+
+    /// Puts a store behind the memory, which should hold what the store does: ranges of files
+    /// ([`FileStore`](crate::FileStore)), or one of the application's own. A Commit is answered after the octets are
+    /// written there and synced, by a thread of the region.
+    pub fn store(mut self, store: impl Store + 'static) -> Self {
+        self.durability = Durability::CommitRequired(Box::new(store));
+        self
+    }
+
+    /// For persistent memory, and memory with a store: whether a peer's Send or Immediate Data is delivered only when
+    /// everything that this peer has written to the region before is durable. If that fails, the receive completes with
+    /// [`Status::CommitFailed`](crate::Status::CommitFailed), although the message has arrived. Later requests of the
+    /// peer (Reads, atomics, Commits) are answered after the message.
+    pub fn transparent(mut self, transparent: bool) -> Self {
+        self.transparent = transparent;
+        self
+    }
+}
+
+impl From<Access> for RegionOptions<'_> {
+    fn from(access: Access) -> Self {
+        Self::new(access)
     }
 }
 
@@ -93,6 +138,18 @@ pub struct MemoryRegion {
     _committer: Option<CommitterThread>,
 }
 
+impl From<uwarp_memory::Unregistered> for Unregistered {
+    fn from(uwarp_memory::Unregistered { buffer, error }: uwarp_memory::Unregistered) -> Self {
+        Self { buffer, error: error.into() }
+    }
+}
+
+impl From<Unregistered> for Error {
+    fn from(unregistered: Unregistered) -> Self {
+        unregistered.error
+    }
+}
+
 /// The thread that carries out a region's commits.
 #[derive(Debug)]
 struct CommitterThread(Option<JoinHandle<()>>);
@@ -110,40 +167,15 @@ impl Drop for CommitterThread {
     }
 }
 
-fn scope_of(shared: &Shared, domain: u32, scope: RegionScope<'_>) -> Result<Scope, Error> {
-    Ok(match scope {
-        RegionScope::Domain => Scope::Domain(DomainId(domain)),
-        RegionScope::QueuePair(queue_pair) => {
-            if queue_pair.shared().id != shared.id || queue_pair.domain() != domain {
-                return Err(Error::argument(
-                    "the queue pair",
-                    "of another protection domain",
-                    "register in the queue pair's own domain",
-                ));
-            }
-            Scope::Stream { domain: DomainId(domain), stream: StreamId(queue_pair.stream()) }
-        }
-    })
-}
-
-pub(crate) fn register_durable(
-    shared: &Arc<Shared>,
-    domain: u32,
-    buffer: RegionBuffer,
-    access: Access,
-    scope: RegionScope<'_>,
-    store: Box<dyn Store>,
-    transparent: bool,
-) -> Result<MemoryRegion, Error> {
-    shared.check_open()?;
-    let scope = scope_of(shared, domain, scope)?;
-    let (registration, committer) = shared
-        .regions
-        .register_durable(buffer, access, scope, TaggedBase::Virtual, store, transparent)
-        .map_err(|unregistered| unregistered.error)?;
+/// The thread of a durable region; without CPUs for such threads, the engines do its work.
+fn start_committer(
+    shared: &Shared,
+    registration: &Registration,
+    committer: Committer,
+) -> Result<Option<CommitterThread>, Error> {
     let Some(cpus) = shared.commit_cpus.clone() else {
         return match registration.commit_in_engines(committer) {
-            Ok(()) => Ok(MemoryRegion { registration, _committer: None }),
+            Ok(()) => Ok(None),
             Err(_) => unreachable!("it is durable, and this is its committer"),
         };
     };
@@ -154,126 +186,65 @@ pub(crate) fn register_durable(
     let builder = std::thread::Builder::new().name("uwarp-commit".to_owned());
     let thread = uwarp_dpdk::with_signals_blocked(|| builder.spawn(body))
         .map_err(Error::system("the thread of a durable region cannot be started"))?;
-    Ok(MemoryRegion { registration, _committer: Some(CommitterThread(Some(thread))) })
-}
-
-pub(crate) fn register_persistent(
-    shared: &Arc<Shared>,
-    domain: u32,
-    buffer: RegionBuffer,
-    access: Access,
-    scope: RegionScope<'_>,
-    transparent: bool,
-) -> Result<MemoryRegion, Error> {
-    shared.check_open()?;
-    let scope = scope_of(shared, domain, scope)?;
-    let registration = shared
-        .regions
-        .register_persistent(buffer, access, scope, TaggedBase::Virtual, transparent)
-        .map_err(|unregistered| unregistered.error)?;
-    Ok(MemoryRegion { registration, _committer: None })
-}
-
-pub(crate) fn register(
-    shared: &Arc<Shared>,
-    domain: u32,
-    buffer: RegionBuffer,
-    options: &RegionOptions<'_>,
-) -> Result<MemoryRegion, Unregistered> {
-    let scope = match shared.check_open().and_then(|()| scope_of(shared, domain, options.scope)) {
-        Ok(scope) => scope,
-        Err(error) => return Err(Unregistered { buffer, error }),
-    };
-    match shared.regions.register(buffer, options.access, scope, options.base) {
-        Ok(registration) => Ok(MemoryRegion { registration, _committer: None }),
-        Err(unregistered) => Err(Unregistered { buffer: unregistered.buffer, error: unregistered.error.into() }),
-    }
+    Ok(Some(CommitterThread(Some(thread))))
 }
 
 impl ProtectionDomain {
-    /// Registers memory for all queue pairs of this domain. A `Vec<u8>`, a boxed slice, or a [`RegionBuffer`] is given
-    /// away until [`MemoryRegion::deregister`]. Remote peers address it by [`MemoryRegion::stag`] and
-    /// [`MemoryRegion::remote_offset`].
-    pub fn register(&self, buffer: impl Into<RegionBuffer>, access: Access) -> Result<MemoryRegion, Error> {
-        self.register_scoped(buffer, access, RegionScope::Domain)
-    }
-
-    /// Registers memory as [`register`](Self::register), but for one queue pair if the scope says so.
-    pub fn register_scoped(
-        &self,
-        buffer: impl Into<RegionBuffer>,
-        access: Access,
-        scope: RegionScope<'_>,
-    ) -> Result<MemoryRegion, Error> {
-        self.try_register(buffer, access, scope).map_err(|unregistered| unregistered.error)
-    }
-
-    /// Registers memory as [`register_scoped`](Self::register_scoped), and gives it back if that fails.
+    /// Registers memory, and gives it back if that fails. A `Vec<u8>`, a boxed slice, or a [`RegionBuffer`] is given
+    /// away until [`MemoryRegion::deregister`]; memory that stays with its owner is registered through
+    /// [`RegionBuffer::raw`]. The options may be the rights alone. Remote peers address the region by
+    /// [`MemoryRegion::stag`] and [`MemoryRegion::remote_offset`].
     ///
     /// # Errors
-    /// As [`register`](Self::register).
-    pub fn try_register(
+    /// A limit is reached, the scope is of another domain, the tagged offsets would go beyond 2^64, or the thread of a
+    /// durable region cannot be started.
+    pub fn register<'a>(
         &self,
         buffer: impl Into<RegionBuffer>,
-        access: Access,
-        scope: RegionScope<'_>,
+        options: impl Into<RegionOptions<'a>>,
     ) -> Result<MemoryRegion, Unregistered> {
-        self.register_with(buffer, &RegionOptions::new(access).scope(scope))
+        self.register_buffer(buffer.into(), options.into())
     }
 
-    /// Registers `len` octets of zeros.
-    pub fn register_zeroed(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
-        let buffer = RegionBuffer::zeroed(len, uwarp_memory::PageAdvice::Normal)
-            .map_err(Error::system("no memory for a region"))?;
-        self.register(buffer, access)
+    fn register_buffer(&self, buffer: RegionBuffer, options: RegionOptions<'_>) -> Result<MemoryRegion, Unregistered> {
+        let shared = self.shared();
+        let scope = match shared.check_open().and_then(|()| self.scope_of(options.scope)) {
+            Ok(scope) => scope,
+            Err(error) => return Err(Unregistered { buffer, error }),
+        };
+        let RegionOptions { access, base, transparent, .. } = options;
+        let (registration, committer) = match options.durability {
+            Durability::Plain => (shared.regions.register(buffer, access, scope, base)?, None),
+            Durability::Persistent => {
+                (shared.regions.register_persistent(buffer, access, scope, base, transparent)?, None)
+            }
+            Durability::CommitRequired(store) => {
+                let (registration, committer) =
+                    shared.regions.register_durable(buffer, access, scope, base, store, transparent)?;
+                (registration, Some(committer))
+            }
+        };
+        match committer.map_or(Ok(None), |committer| start_committer(shared, &registration, committer)) {
+            Ok(committer) => Ok(MemoryRegion { registration, _committer: committer }),
+            Err(error) => Err(Unregistered { buffer: registration.deregister(), error }),
+        }
     }
 
-    /// Registers memory whose commits go to a store of the application's own, in a thread of the region's; with
-    /// `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has it. The memory should
-    /// hold what the store does.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_in_store(
-        &self,
-        buffer: impl Into<RegionBuffer>,
-        access: Access,
-        scope: RegionScope<'_>,
-        store: impl Store + 'static,
-        transparent: bool,
-    ) -> Result<MemoryRegion, Error> {
-        let store = Box::new(store);
-        register_durable(self.shared(), self.number(), buffer.into(), access, scope, store, transparent)
-    }
-
-    /// Registers persistent memory: of a file in it ([`RegionBuffer::persistent`]), or such as keeps what is in the
-    /// machine's memory by other means. A Commit writes the processor's caches back, in the engine's turn, and is
-    /// answered at once; with `transparent` as [`MemoryType::CommitRequired`](crate::MemoryType::CommitRequired) has
-    /// it.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_persistent(
-        &self,
-        buffer: RegionBuffer,
-        access: Access,
-        scope: RegionScope<'_>,
-        transparent: bool,
-    ) -> Result<MemoryRegion, Error> {
-        register_persistent(self.shared(), self.number(), buffer, access, scope, transparent)
-    }
-
-    /// Registers memory as the options say, and gives it back if that fails. Memory that stays with its owner is
-    /// registered through [`RegionBuffer::raw`].
-    ///
-    /// # Errors
-    /// A limit is reached, the scope is of another domain, or the tagged offsets would go beyond 2^64.
-    pub fn register_with(
-        &self,
-        buffer: impl Into<RegionBuffer>,
-        options: &RegionOptions<'_>,
-    ) -> Result<MemoryRegion, Unregistered> {
-        register(self.shared(), self.number(), buffer.into(), options)
+    fn scope_of(&self, scope: RegionScope<'_>) -> Result<Scope, Error> {
+        let domain = DomainId(self.number());
+        Ok(match scope {
+            RegionScope::Domain => Scope::Domain(domain),
+            RegionScope::QueuePair(queue_pair) => {
+                if queue_pair.shared().id != self.shared().id || queue_pair.domain() != self.number() {
+                    return Err(Error::argument(
+                        "the queue pair",
+                        "of another protection domain",
+                        "register in the queue pair's own domain",
+                    ));
+                }
+                Scope::Stream { domain, stream: StreamId(queue_pair.stream()) }
+            }
+        })
     }
 }
 
@@ -372,7 +343,7 @@ impl MemoryRegion {
     }
 
     /// Writes the processor's caches of a part of the region back, and waits until that is done: in persistent memory
-    /// ([`register_persistent`](crate::ProtectionDomain::register_persistent)), this makes stores of this side durable,
+    /// ([`RegionOptions::persistent`]), this makes stores of this side durable,
     /// as a Commit does a peer's.
     pub fn write_back(&self, range: std::ops::Range<usize>) -> Result<(), Error> {
         let length = range.end.saturating_sub(range.start);

@@ -59,7 +59,7 @@ pub fn server(config: Config, arguments: &Arguments) -> Result<()> {
         let mut queue_pair = domain
             .create_queue_pair(&QueuePairOptions::new(&completions).depth(plan.depth, plan.depth).limits(2, 32))?;
         // In front what is written and read, behind what is received.
-        let memory = domain.register_zeroed(2 * plan.area(), Access::ALL)?;
+        let memory = domain.register(vec![0; 2 * plan.area()], Access::ALL)?;
         for place in 0..plan.depth {
             let start = plan.area() + place * plan.largest;
             queue_pair
@@ -110,7 +110,7 @@ pub fn client(config: Config, arguments: &Arguments) -> Result<()> {
         let mut queue_pair = domain
             .create_queue_pair(&QueuePairOptions::new(&completions).depth(2 * plan.depth, plan.depth).limits(2, 32))?;
         // The source, the sink, and eight octets for each answer.
-        let memory = domain.register_zeroed(2 * plan.area() + 8 * plan.depth, Access::LOCAL_WRITE)?;
+        let memory = domain.register(vec![0; 2 * plan.area() + 8 * plan.depth], Access::LOCAL_WRITE)?;
         let peer = connect(&context, &mut queue_pair)?;
         let place = parse_place(&peer)?;
         peers.push((queue_pair, memory, place));

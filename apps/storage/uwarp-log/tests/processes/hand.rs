@@ -86,7 +86,7 @@ impl Hand {
     pub fn new(context: &Context, domain: &ProtectionDomain) -> Self {
         let (mut channel, established) = join(context, domain, &secret());
         prove(&mut channel, &established);
-        Self { channel, memory: domain.register_zeroed(8, Access::LOCAL_WRITE).unwrap() }
+        Self { channel, memory: domain.register(vec![0; 8], Access::LOCAL_WRITE).unwrap() }
     }
 
     pub fn next(&mut self) -> anyhow::Result<Event> {
