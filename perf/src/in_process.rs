@@ -128,7 +128,7 @@ impl End {
     /// Never inlined: [`crate::instructions`] counts what happens inside of it by its name.
     #[inline(never)]
     fn post_one(&mut self, which: usize, request: SendRequest<'_>) -> anyhow::Result<()> {
-        self.queue_pairs[which].post_send(&[request])?;
+        self.queue_pairs[which].send.post(&[request])?;
         Ok(())
     }
 
@@ -140,7 +140,7 @@ impl End {
 
     fn post_receive(&mut self, which: usize, size: u32) -> anyhow::Result<()> {
         let entry = self.memory.sge(size as usize..)?;
-        self.queue_pairs[which].post_receive(&[ReceiveRequest::new(0, &[entry])])?;
+        self.queue_pairs[which].receive.post(&[ReceiveRequest::new(0, &[entry])])?;
         Ok(())
     }
 
@@ -185,15 +185,16 @@ pub fn connect(
     for _ in 0..count {
         let (from, to) = (here.context.clone(), there.context.clone());
         let (first, second) = (here.add_queue_pair(depth)?, there.add_queue_pair(depth)?);
-        let mut connecting = from.start_connect(first, address, ConnectOptions::default().features(ATOMICS))?;
+        let mut connecting =
+            from.start_connect(&mut first.control, address, ConnectOptions::default().features(ATOMICS))?;
         let request = listener.next(PATIENCE)?.context("no connection request arrived")?;
-        let mut accepting = request.start_accept(second, AcceptOptions::default().features(ATOMICS))?;
+        let mut accepting = request.start_accept(&mut second.control, AcceptOptions::default().features(ATOMICS))?;
         let (mut open, mut accepted) = (false, false);
         while !(open && accepted) {
             from.poll();
             to.poll();
-            open = open || connecting.poll(first)?.is_some();
-            accepted = accepted || accepting.poll(second)?.is_some();
+            open = open || connecting.poll(&mut first.control)?.is_some();
+            accepted = accepted || accepting.poll(&mut second.control)?.is_some();
         }
     }
     Ok(())

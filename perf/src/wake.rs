@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
             let region = domain.register(vec![0; 64], Access::LOCAL_WRITE | Access::REMOTE_READ)?;
             let request = listener.next(PATIENCE)?.context("no connection came")?;
-            request.accept(&mut queue_pair, AcceptOptions::default())?;
+            request.accept(&mut queue_pair.control, AcceptOptions::default())?;
             tell.send((region.stag(), region.remote_offset()))?;
             // An error means that the other side is gone.
             let _ = until_done.recv();
@@ -106,12 +106,16 @@ fn measure(options: &Options, context: &Context, told: &mpsc::Receiver<(u32, u64
     let mut completions = context.create_completion_queue(16)?;
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let region = domain.register(vec![0; 64], Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    context.connect(&mut queue_pair, ([10, 0, 0, 1], PORT).into(), ConnectOptions::default().timeout(PATIENCE))?;
+    context.connect(
+        &mut queue_pair.control,
+        ([10, 0, 0, 1], PORT).into(),
+        ConnectOptions::default().timeout(PATIENCE),
+    )?;
     let (stag, offset) = told.recv_timeout(PATIENCE).context("the responder has not accepted")?;
     let mut read = |completions: &mut CompletionQueue| -> anyhow::Result<Duration> {
         let sink = region.sge(..8)?;
         let start = Instant::now();
-        queue_pair.post_send(&[SendRequest::read(1, &[sink], stag, offset).signalled()])?;
+        queue_pair.send.post(&[SendRequest::read(1, &[sink], stag, offset).signalled()])?;
         loop {
             if let Some(completion) = completions.poll_one() {
                 ensure!(completion.status.is_success(), "the Read ended with {:?}", completion.status);

@@ -104,7 +104,7 @@ impl Channel {
     fn post_receive(&mut self, slot: usize) -> anyhow::Result<()> {
         let start = slot * self.shape.message;
         let entry = self.buffers.sge(start..start + self.shape.message)?;
-        self.queue_pair.post_receive(&[ReceiveRequest::new(OWN | slot as u64, &[entry])])?;
+        self.queue_pair.receive.post(&[ReceiveRequest::new(OWN | slot as u64, &[entry])])?;
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Channel {
         let start = (self.shape.messages + slot) * self.shape.message;
         self.buffers.write(start, message)?;
         let entry = self.buffers.sge(start..start + message.len())?;
-        self.queue_pair.post_send(&[SendRequest::send(OWN | slot as u64, &[entry]).signalled()])?;
+        self.queue_pair.send.post(&[SendRequest::send(OWN | slot as u64, &[entry]).signalled()])?;
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Channel {
             }
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() {
-                self.queue_pair.abort();
+                self.queue_pair.control.abort();
                 self.closed = true;
                 bail!("the other side has taken no message for {limit:?}: the connection was aborted");
             }
@@ -254,7 +254,7 @@ impl Channel {
     /// Why the connection ended, to complete a sentence.
     pub fn why_closed(&mut self) -> String {
         // The completions may arrive slightly before the reason.
-        let _ = self.queue_pair.wait_disconnected(Duration::from_millis(100));
+        let _ = self.queue_pair.control.wait_disconnected(Duration::from_millis(100));
         why_disconnected(&mut self.queue_pair)
     }
 }
@@ -273,7 +273,7 @@ fn is_over(status: Status) -> bool {
 /// Why a connection ended, to complete a sentence.
 pub fn why_disconnected(queue_pair: &mut QueuePair) -> String {
     let terminate = |code: TerminateCode| format!("layer {}, type {}, code {}", code.layer, code.error_type, code.code);
-    match queue_pair.disconnect_reason() {
+    match queue_pair.control.disconnect_reason() {
         None => "the reason is unknown".to_owned(),
         Some(DisconnectReason::Local) => "it was closed here".to_owned(),
         Some(DisconnectReason::PeerClosed) => "the other side closed it".to_owned(),
@@ -307,7 +307,7 @@ pub fn connect<Made>(
     let start = Instant::now();
     loop {
         let mut made = make()?;
-        let error = match context.connect(queue_pair(&mut made), peer, options.clone()) {
+        let error = match context.connect(&mut queue_pair(&mut made).control, peer, options.clone()) {
             Ok(established) => return Ok((made, established)),
             Err(error) => error,
         };
@@ -347,9 +347,9 @@ const PART: Duration = Duration::from_secs(3);
 /// # Errors
 /// The engine failed.
 pub fn part(context: &Context, queue_pair: &mut QueuePair) -> anyhow::Result<()> {
-    queue_pair.disconnect();
-    if !queue_pair.wait_disconnected(PART)? {
-        queue_pair.abort();
+    queue_pair.control.disconnect();
+    if !queue_pair.control.wait_disconnected(PART)? {
+        queue_pair.control.abort();
     }
     let start = Instant::now();
     while start.elapsed() < SETTLE {

@@ -57,7 +57,7 @@ impl Attack {
             let domain = server.allocate_domain();
             let mut channel = Channel::new(&server, &domain, SHAPE).unwrap();
             let request = listener.next(PATIENCE).unwrap().expect("a client");
-            request.accept(channel.queue_pair(), AcceptOptions::default()).unwrap();
+            request.accept(&mut channel.queue_pair().control, AcceptOptions::default()).unwrap();
             let mut heard = Vec::new();
             let mut why = String::new();
             while why.is_empty() && heard.len() < count {
@@ -74,7 +74,7 @@ impl Attack {
             }
             let _ = sender.send(Said { why, most_queued: channel.most_queued(), heard });
             // Answers may be on their way.
-            let _ = channel.queue_pair().wait_disconnected(PATIENCE);
+            let _ = channel.queue_pair().control.wait_disconnected(PATIENCE);
         });
         Self { client: Scripted::connect(&context, address, b""), sent: 0, answered, said, _context: context }
     }

@@ -210,7 +210,7 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<Co
             link.slots.write(begin, &link.room[..length as usize])?;
             let entry = link.slots.sge(begin..begin + length as usize)?;
             let target = window.offset + begin as u64;
-            link.channel.queue_pair().post_send(&[SendRequest::write(
+            link.channel.queue_pair().send.post(&[SendRequest::write(
                 u64::from(slot),
                 &[entry],
                 window.stag,
@@ -298,7 +298,7 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<Copied> {
                 lengths[slot as usize] = length;
                 let entry = link.slots.sge(begin..begin + length as usize)?;
                 let source = window.offset + begin as u64;
-                link.channel.queue_pair().post_send(&[SendRequest::read(
+                link.channel.queue_pair().send.post(&[SendRequest::read(
                     u64::from(slot),
                     &[entry],
                     window.stag,

@@ -122,7 +122,7 @@ enum Transfer {
 fn serve(context: &Context, request: ConnectRequest, service: &Service, peer: SocketAddr) -> anyhow::Result<()> {
     let mut link = Link::new(context, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     link.idle = Some(service.idle).filter(|idle| !idle.is_zero());
-    request.accept(link.channel.queue_pair(), AcceptOptions::default().private_data(GREETING))?;
+    request.accept(&mut link.channel.queue_pair().control, AcceptOptions::default().private_data(GREETING))?;
     let mut transfer = Transfer::Nothing;
     loop {
         let limited = !matches!(transfer, Transfer::Nothing);

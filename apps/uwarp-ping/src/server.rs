@@ -40,7 +40,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
     let buffer = domain.register(vec![0; text::SIZE_MAX + 1], Access::LOCAL_WRITE)?;
     let mut channel = Channel::new(context, &domain, SHAPE)?;
     let accept_options = AcceptOptions { markers: options.markers, ..AcceptOptions::default() };
-    request.accept(channel.queue_pair(), accept_options)?;
+    request.accept(&mut channel.queue_pair().control, accept_options)?;
     let mut rounds = 0;
     while (options.rounds == 0 || rounds < options.rounds) && !signals::interrupted() {
         let Some(source) = advert(&mut channel)? else {
@@ -48,7 +48,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
         };
         let size = checked(source.size, &buffer)?;
         let entry = buffer.sge(..size)?;
-        channel.queue_pair().post_send(&[SendRequest::read(WORK, &[entry], source.stag, source.offset).signalled()])?;
+        channel.queue_pair().send.post(&[SendRequest::read(WORK, &[entry], source.stag, source.offset).signalled()])?;
         wait_work(&mut channel).context("reading the client's text")?;
         let content = buffer.to_vec(0, size)?;
         if options.verify && content != text::of_round(rounds, size) {
@@ -61,7 +61,7 @@ fn serve(context: &Context, request: ConnectRequest, options: &Options) -> anyho
         channel.send(&source.to_octets())?;
         let sink = advert(&mut channel)?.context("the client left in the middle of a round")?;
         let entry = buffer.sge(..checked(sink.size, &buffer)?)?;
-        channel.queue_pair().post_send(&[SendRequest::write(WORK, &[entry], sink.stag, sink.offset).signalled()])?;
+        channel.queue_pair().send.post(&[SendRequest::write(WORK, &[entry], sink.stag, sink.offset).signalled()])?;
         wait_work(&mut channel).context("writing to the client")?;
         channel.send(&sink.to_octets())?;
         rounds += 1;

@@ -56,7 +56,7 @@ fn a_connection_is_shown_and_what_was_dropped() {
     let (domain, mut queue) = (server.allocate_domain(), server.create_completion_queue(8).unwrap());
     let mut accepted = domain.create_queue_pair(&QueuePairOptions::new(&queue).depth(4, 4).signal_all()).unwrap();
     let region = domain.register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
-    accepted.post_receive(&[ReceiveRequest::new(1, &[region.sge(..).unwrap()])]).unwrap();
+    accepted.receive.post(&[ReceiveRequest::new(1, &[region.sge(..).unwrap()])]).unwrap();
     let (domain, mut completions) = (client.allocate_domain(), client.create_completion_queue(8).unwrap());
     let mut connected =
         domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(4, 4).signal_all()).unwrap();
@@ -64,18 +64,18 @@ fn a_connection_is_shown_and_what_was_dropped() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let request = listener.next(PATIENCE).unwrap().expect("a request comes");
-            request.accept(&mut accepted, AcceptOptions::default()).unwrap();
+            request.accept(&mut accepted.control, AcceptOptions::default()).unwrap();
         });
-        client.connect(&mut connected, peer, ConnectOptions::default()).unwrap();
+        client.connect(&mut connected.control, peer, ConnectOptions::default()).unwrap();
     });
-    connected.post_send(&[SendRequest::send_inline(2, b"hello")]).unwrap();
+    connected.send.post(&[SendRequest::send_inline(2, b"hello")]).unwrap();
     assert_eq!(completions.next(PATIENCE).unwrap().expect("it is sent").status, Status::Success);
     assert_eq!(queue.next(PATIENCE).unwrap().expect("it comes").length, 5);
 
     // A segment of a resolved neighbour to a port without a listener is dropped and refused.
     let closed = "10.0.0.1:7472".parse().unwrap();
     let mut refused = domain.create_queue_pair(&QueuePairOptions::new(&completions).depth(4, 4)).unwrap();
-    let error = client.connect(&mut refused, closed, ConnectOptions::default()).unwrap_err();
+    let error = client.connect(&mut refused.control, closed, ConnectOptions::default()).unwrap_err();
     assert!(matches!(error, Error::Connect { reason: ConnectError::Refused, .. }), "{error}");
     drop(refused);
 
@@ -94,9 +94,9 @@ fn a_connection_is_shown_and_what_was_dropped() {
         assert_eq!((connection.tcp.state.name(), connection.phase.as_str()), ("ESTABLISHED", "running"));
         // 1500 octets less the headers of IPv4 and TCP, and less timestamps if both ends use them.
         assert!([1460, 1448].contains(&connection.tcp.effective_mss), "{connection:?}");
-        assert_eq!(connection.queue_pair, Some(queue_pair.number()));
+        assert_eq!(connection.queue_pair, Some(queue_pair.control.number()));
         let [shown] = engine.queue_pairs.as_slice() else { panic!("one queue pair: {engine:?}") };
-        assert_eq!((shown.number, shown.state.as_str()), (queue_pair.number(), "rts"));
+        assert_eq!((shown.number, shown.state.as_str()), (queue_pair.control.number(), "rts"));
         let pools = engine.pools;
         // The rings hold the other side's buffers; none of ours wait for frames.
         assert!(0 < pools.receive_free && pools.receive_free <= pools.receive_total, "{pools:?}");

@@ -150,11 +150,11 @@ impl Peer {
         let mut connecting =
             here.start_connect(control, self.context.socket_address(PORT), ConnectOptions::default())?;
         let request = self.listener.next(PATIENCE)?.ok_or("no connection request arrived")?;
-        let mut accepting = request.start_accept(&mut self.queue_pair, AcceptOptions::default())?;
+        let mut accepting = request.start_accept(&mut self.queue_pair.control, AcceptOptions::default())?;
         let (mut open, mut accepted) = (false, false);
         while !(open && accepted) {
             open = open || connecting.poll(control)?.is_some();
-            accepted = accepted || accepting.poll(&mut self.queue_pair)?.is_some();
+            accepted = accepted || accepting.poll(&mut self.queue_pair.control)?.is_some();
         }
         Ok(())
     }
@@ -188,7 +188,7 @@ pub fn write_and_poll(rounds: u64, size: u32) -> Result<(), Box<dyn Error + Send
         }
         peer.memory.store_release_u64(8 * words - 8, number)?;
         let entry = peer.memory.sge(..8 * words)?;
-        peer.queue_pair.post_send(&[SendRequest::write(number, &[entry], stag, offset)])?;
+        peer.queue_pair.send.post(&[SendRequest::write(number, &[entry], stag, offset)])?;
         peer.context.poll();
         while program.received(words) != number {
             here.poll();

@@ -27,8 +27,8 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     counter.store_release_u64(0, 100)?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
     let options = AcceptOptions::default().features(ATOMICS).private_data(counter.remote().to_octets());
-    request.accept(&mut queue_pair, options)?;
-    queue_pair.wait_disconnected(LIMIT)?;
+    request.accept(&mut queue_pair.control, options)?;
+    queue_pair.control.wait_disconnected(LIMIT)?;
     println!("the next ticket is {}", counter.load_acquire_u64(0)?);
     Ok(())
 }
@@ -37,14 +37,14 @@ fn client(context: &Context, server: SocketAddr) -> Outcome {
     let mut completions = context.create_completion_queue(16)?;
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-    let peer = context.connect(&mut queue_pair, server, ConnectOptions::default().features(ATOMICS))?;
+    let peer = context.connect(&mut queue_pair.control, server, ConnectOptions::default().features(ATOMICS))?;
     let theirs = RemoteMemory::from_octets(&peer.private_data)?;
     for id in 1..=3 {
-        queue_pair.post_send(&[SendRequest::fetch_add(id, theirs.stag, theirs.offset, 1).signalled()])?;
+        queue_pair.send.post(&[SendRequest::fetch_add(id, theirs.stag, theirs.offset, 1).signalled()])?;
         let drawn = completions.next(LIMIT)?.ok_or("no completion")?;
         println!("ticket {:?}", drawn.original_value().ok_or("the peer refuses")?);
     }
-    queue_pair.disconnect();
+    queue_pair.control.disconnect();
     Ok(())
 }
 

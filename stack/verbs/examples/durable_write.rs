@@ -32,9 +32,9 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let memory = domain.register(store.load()?, RegionOptions::new(Access::REMOTE_WRITE).store(store))?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
     let options = AcceptOptions::default().features(COMMIT).private_data(memory.remote().to_octets());
-    request.accept(&mut queue_pair, options)?;
+    request.accept(&mut queue_pair.control, options)?;
     // The engine and the region's own thread do the work.
-    queue_pair.wait_disconnected(LIMIT)?;
+    queue_pair.control.wait_disconnected(LIMIT)?;
     let mut text = [0; TEXT.len()];
     file.read_exact(&mut text)?;
     println!("the file holds: {}", String::from_utf8_lossy(&text));
@@ -45,13 +45,14 @@ fn client(context: &Context, server: SocketAddr) -> Outcome {
     let mut completions = context.create_completion_queue(16)?;
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-    let peer = context.connect(&mut queue_pair, server, ConnectOptions::default().features(COMMIT))?;
+    let peer = context.connect(&mut queue_pair.control, server, ConnectOptions::default().features(COMMIT))?;
     let theirs = RemoteMemory::from_octets(&peer.private_data)?;
     queue_pair
-        .post_send(&[SendRequest::write_inline(1, TEXT, theirs.stag, theirs.offset).with_commit().signalled()])?;
+        .send
+        .post(&[SendRequest::write_inline(1, TEXT, theirs.stag, theirs.offset).with_commit().signalled()])?;
     let durable = completions.next(LIMIT)?.ok_or("no completion")?;
     println!("durable: {:?}", durable.status);
-    queue_pair.disconnect();
+    queue_pair.control.disconnect();
     Ok(())
 }
 

@@ -16,11 +16,11 @@ fn run(epoll: &OwnedFd, channel: &EventChannel, state: &Mutex<State>) -> Result<
         while let Some(event) = channel.try_next() {
             match event.change {
                 ConnectionChange::Request(request) => {
-                    drop(request.start_accept(&mut pairs[2 * *accepted + 1], AcceptOptions::default())?);
+                    drop(request.start_accept(&mut pairs[2 * *accepted + 1].control, AcceptOptions::default())?);
                     *accepted += 1;
                 }
                 ConnectionChange::Established(_) if event.key % 2 == 0 => {
-                    pairs[event.key as usize].post_send(&[SendRequest::send(0, &[])])?;
+                    pairs[event.key as usize].send.post(&[SendRequest::send(0, &[])])?;
                 }
                 ConnectionChange::Disconnected(_) => *ended += 1,
                 _ => {}
@@ -28,7 +28,7 @@ fn run(epoll: &OwnedFd, channel: &EventChannel, state: &Mutex<State>) -> Result<
         }
         completions.arm();
         while let Some(message) = completions.poll_one() {
-            pairs[message.id as usize].disconnect();
+            pairs[message.id as usize].control.disconnect();
         }
     }
     Ok(())
@@ -45,10 +45,10 @@ pub(crate) fn main() -> Result<()> {
     let address = context.socket_address(listener.port());
     for key in 0..2 * CONNECTIONS as u64 {
         let mut pair = domain.create_queue_pair(&QueuePairOptions::new(&state.1))?;
-        pair.attach(&channel, key);
-        pair.post_receive(&[ReceiveRequest::new(key, &[])])?;
+        pair.control.attach(&channel, key);
+        pair.receive.post(&[ReceiveRequest::new(key, &[])])?;
         if key % 2 == 0 {
-            drop(context.start_connect(&mut pair, address, ConnectOptions::default())?);
+            drop(context.start_connect(&mut pair.control, address, ConnectOptions::default())?);
         }
         state.0.push(pair);
     }

@@ -21,9 +21,9 @@ fn server(context: &Context, mut listener: Listener) -> Outcome {
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let memory = domain.register(TEXT.to_vec(), Access::REMOTE_READ)?;
     let request = listener.next(LIMIT)?.ok_or("no client came")?;
-    request.accept(&mut queue_pair, AcceptOptions::default().private_data(memory.remote().to_octets()))?;
+    request.accept(&mut queue_pair.control, AcceptOptions::default().private_data(memory.remote().to_octets()))?;
     // The engine answers Reads by itself until the client disconnects.
-    queue_pair.wait_disconnected(LIMIT)?;
+    queue_pair.control.wait_disconnected(LIMIT)?;
     Ok(())
 }
 
@@ -31,13 +31,13 @@ fn client(context: &Context, server: SocketAddr) -> Outcome {
     let mut completions = context.create_completion_queue(16)?;
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-    let peer = context.connect(&mut queue_pair, server, ConnectOptions::default())?;
+    let peer = context.connect(&mut queue_pair.control, server, ConnectOptions::default())?;
     let theirs = RemoteMemory::from_octets(&peer.private_data)?;
     let memory = domain.register(vec![0; TEXT.len()], Access::LOCAL_WRITE)?;
-    queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
+    queue_pair.send.post(&[SendRequest::read(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
     let read = completions.next(LIMIT)?.ok_or("no completion")?;
     println!("read: {} ({:?})", String::from_utf8_lossy(&memory.to_vec(0, TEXT.len())?), read.status);
-    queue_pair.disconnect();
+    queue_pair.control.disconnect();
     Ok(())
 }
 

@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut completions = context.create_completion_queue(64)?;
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
     let region = domain.register(vec![7; 4096], Access::LOCAL_READ)?;
-    context.connect(&mut queue_pair, "10.99.0.1:7471".parse()?, ConnectOptions::default())?;
-    queue_pair.post_send(&[SendRequest::send(1, &[region.sge(..)?]).signalled()])?;
+    context.connect(&mut queue_pair.control, "10.99.0.1:7471".parse()?, ConnectOptions::default())?;
+    queue_pair.send.post(&[SendRequest::send(1, &[region.sge(..)?]).signalled()])?;
     let completion = completions.next(Duration::from_secs(1))?;
     // README.md
     println!("{completion:?}");

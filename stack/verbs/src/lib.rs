@@ -42,9 +42,9 @@
 //!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
 //!     let memory = domain.register(vec![0; 4096], Access::LOCAL_WRITE)?;
 //!     // Before the connection is there, since the peer may send at once.
-//!     queue_pair.post_receive(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
+//!     queue_pair.receive.post(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
 //!     let request = listener.next(LIMIT)?.expect("a client comes");
-//!     request.accept(&mut queue_pair, AcceptOptions::default())?;
+//!     request.accept(&mut queue_pair.control, AcceptOptions::default())?;
 //!     let received = completions.next(LIMIT)?.expect("a message comes");
 //!     assert!(received.status.is_success());
 //!     memory.to_vec(0, received.length as usize)
@@ -53,9 +53,9 @@
 //! let mut completions = here.create_completion_queue(16)?;
 //! let domain = here.allocate_domain();
 //! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-//! here.connect(&mut queue_pair, address, ConnectOptions::default())?;
+//! here.connect(&mut queue_pair.control, address, ConnectOptions::default())?;
 //! let memory = domain.register(b"good morning".to_vec(), Access::LOCAL_READ)?;
-//! queue_pair.post_send(&[SendRequest::send(2, &[memory.sge(..)?]).signalled()])?;
+//! queue_pair.send.post(&[SendRequest::send(2, &[memory.sge(..)?]).signalled()])?;
 //! let sent = completions.next(LIMIT)?.expect("the completion");
 //! assert!(sent.id == 2 && sent.status.is_success());
 //! assert_eq!(server.join().unwrap()?, b"good morning");
@@ -86,7 +86,7 @@
 //!     let memory = domain.register(vec![0; 64], Access::REMOTE_WRITE)?;
 //!     let request = listener.next(LIMIT)?.expect("a client comes");
 //!     let options = AcceptOptions::default().private_data(memory.remote().to_octets());
-//!     request.accept(&mut queue_pair, options)?;
+//!     request.accept(&mut queue_pair.control, options)?;
 //!     while memory.load_acquire_u8(63)? == 0 {
 //!         std::thread::yield_now();
 //!     }
@@ -96,10 +96,10 @@
 //! let mut completions = here.create_completion_queue(16)?;
 //! let domain = here.allocate_domain();
 //! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-//! let peer = here.connect(&mut queue_pair, address, ConnectOptions::default())?;
+//! let peer = here.connect(&mut queue_pair.control, address, ConnectOptions::default())?;
 //! let theirs = RemoteMemory::from_octets(&peer.private_data)?;
 //! let memory = domain.register(vec![7; 64], Access::LOCAL_READ)?;
-//! queue_pair.post_send(&[SendRequest::write(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
+//! queue_pair.send.post(&[SendRequest::write(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
 //! let written = completions.next(LIMIT)?.expect("the completion");
 //! assert!(written.status.is_success());
 //! assert_eq!(server.join().unwrap()?, [7; 64]);
@@ -128,22 +128,22 @@
 //!     let memory = domain.register(b"a page of the archive".to_vec(), Access::REMOTE_READ)?;
 //!     let request = listener.next(LIMIT)?.expect("a client comes");
 //!     let options = AcceptOptions::default().private_data(memory.remote().to_octets());
-//!     request.accept(&mut queue_pair, options)?;
+//!     request.accept(&mut queue_pair.control, options)?;
 //!     // The engine answers Reads by itself until the client leaves.
-//!     queue_pair.wait_disconnected(LIMIT)?;
+//!     queue_pair.control.wait_disconnected(LIMIT)?;
 //!     Ok(())
 //! });
 //!
 //! let mut completions = here.create_completion_queue(16)?;
 //! let domain = here.allocate_domain();
 //! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-//! let peer = here.connect(&mut queue_pair, address, ConnectOptions::default())?;
+//! let peer = here.connect(&mut queue_pair.control, address, ConnectOptions::default())?;
 //! let theirs = RemoteMemory::from_octets(&peer.private_data)?;
 //! let memory = domain.register(vec![0; 21], Access::LOCAL_WRITE)?;
-//! queue_pair.post_send(&[SendRequest::read(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
+//! queue_pair.send.post(&[SendRequest::read(1, &[memory.sge(..)?], theirs.stag, theirs.offset).signalled()])?;
 //! let read = completions.next(LIMIT)?.expect("the completion");
 //! assert!(read.status.is_success());
-//! queue_pair.disconnect();
+//! queue_pair.control.disconnect();
 //! assert_eq!(memory.deregister(), b"a page of the archive");
 //! server.join().unwrap()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -179,8 +179,8 @@
 //!     let domain = there.allocate_domain();
 //!     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
 //!     let memory = domain.register(vec![0; 64], Access::LOCAL_WRITE)?;
-//!     queue_pair.post_receive(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
-//!     request.accept(&mut queue_pair, AcceptOptions::default())?;
+//!     queue_pair.receive.post(&[ReceiveRequest::new(1, &[memory.sge(..)?])])?;
+//!     request.accept(&mut queue_pair.control, AcceptOptions::default())?;
 //!     let received = completions.next(LIMIT)?.expect("a message comes");
 //!     Ok(memory.to_vec(0, received.length as usize)?)
 //! });
@@ -193,9 +193,9 @@
 //! let mut completions = here.create_completion_queue(16)?;
 //! let domain = here.allocate_domain();
 //! let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions))?;
-//! stream.into_initiator(&mut queue_pair, ConnectOptions::default())?;
+//! stream.into_initiator(&mut queue_pair.control, ConnectOptions::default())?;
 //! let memory = domain.register(b"a message".to_vec(), Access::LOCAL_READ)?;
-//! queue_pair.post_send(&[SendRequest::send(2, &[memory.sge(..)?]).signalled()])?;
+//! queue_pair.send.post(&[SendRequest::send(2, &[memory.sge(..)?]).signalled()])?;
 //! assert!(completions.next(LIMIT)?.expect("the completion").status.is_success());
 //! assert_eq!(server.join().unwrap().unwrap(), b"a message");
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -16,11 +16,11 @@ fn with_word(mode: Mode) -> (Side, Side, MemoryRegion) {
     let (mut client, mut server) = (Side::new(&a), Side::new(&b));
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
     let options = ConnectOptions::default().features(ATOMICS);
-    let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+    let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap();
     let request = listener.next(LONG).unwrap().expect("a connection request");
-    let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(ATOMICS)).unwrap();
-    connecting.wait(&mut client.qp).unwrap();
-    accepting.wait(&mut server.qp).unwrap();
+    let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default().features(ATOMICS)).unwrap();
+    connecting.wait(&mut client.qp.control).unwrap();
+    accepting.wait(&mut server.qp.control).unwrap();
     let word = server.pd.register(vec![0; 64], Access::REMOTE_ATOMIC).unwrap();
     (client, server, word)
 }
@@ -36,7 +36,8 @@ fn the_former_value_goes_into_memory_in_the_machines_octet_order() {
         let sink = |index: usize| sinks[index];
         client
             .qp
-            .post_send(&[
+            .send
+            .post(&[
                 SendRequest::fetch_add(1, stag, offset, 1).original_into(sink(0)),
                 SendRequest::fetch_add(2, stag, offset, 1),
                 SendRequest::compare_swap(3, stag, offset, 0x0102_0304_0506_070a, 7).original_into(sink(1)),
@@ -50,12 +51,13 @@ fn the_former_value_goes_into_memory_in_the_machines_octet_order() {
         assert_eq!(client.octets(24, 8), [0; 8], "nothing behind them");
         assert_eq!(word.load_acquire_u64(8).unwrap(), 8);
         // What a fence keeps back may send the value on, whatever else is not done yet.
-        server.qp.post_receive(&[ReceiveRequest::new(9, &[server.mr.sge(..8).unwrap()])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(9, &[server.mr.sge(..8).unwrap()])]).unwrap();
         client.mr.write(1000, &[1; 5000]).unwrap();
         let far = (server.mr.stag(), server.mr.remote_offset() + 1000);
         client
             .qp
-            .post_send(&[
+            .send
+            .post(&[
                 SendRequest::write(5, &[client.mr.sge(1000..6000).unwrap()], far.0, far.1).complete_on_ack(),
                 SendRequest::fetch_add(6, stag, offset, 0).original_into(sink(4)),
                 SendRequest::send(7, &[sink(4)]).fenced().signalled(),
@@ -86,16 +88,16 @@ fn a_sink_that_cannot_take_the_value_is_refused() {
             Some(sink) => sink,
         };
         let (stag, offset) = (word.stag(), word.remote_offset());
-        client.qp.post_send(&[SendRequest::fetch_add(1, stag, offset, 1).original_into(sink)]).unwrap();
+        client.qp.send.post(&[SendRequest::fetch_add(1, stag, offset, 1).original_into(sink)]).unwrap();
         let failed = client.complete();
         assert_eq!((failed.id, failed.status, failed.original_value()), (1, status, None));
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
         assert_eq!(word.load_acquire_u64(0).unwrap(), 0, "the peer was not asked");
     }
     let (mut client, _server, word) = with_word(Mode::Inline);
     let request = SendRequest::fetch_add(1, word.stag(), word.remote_offset(), 1);
     for length in [0, 4, 7, 9, 16] {
-        let refused = client.qp.post_send(&[request.original_into(client.mr.sge(..length).unwrap())]).unwrap_err();
+        let refused = client.qp.send.post(&[request.original_into(client.mr.sge(..length).unwrap())]).unwrap_err();
         assert_eq!((refused.posted, refused.reason), (0, PostErrorReason::AtomicSink));
     }
 }
@@ -108,7 +110,8 @@ fn a_sink_that_goes_while_the_answer_is_awaited_ends_the_connection() {
     let entry = sink.sge(..).unwrap();
     client
         .qp
-        .post_send(&[SendRequest::fetch_add(1, word.stag(), word.remote_offset(), 1).original_into(entry)])
+        .send
+        .post(&[SendRequest::fetch_add(1, word.stag(), word.remote_offset(), 1).original_into(entry)])
         .unwrap();
     // The request leaves; the peer's engine does not turn, so no answer comes before the sink is gone.
     for _ in 0..10 {
@@ -117,7 +120,7 @@ fn a_sink_that_goes_while_the_answer_is_awaited_ends_the_connection() {
     assert_eq!(sink.deregister(), [0; 8]);
     let failed = client.complete();
     assert_eq!((failed.id, failed.status), (1, Status::LocalProtection));
-    assert!(server.qp.wait_disconnected(LONG).unwrap());
+    assert!(server.qp.control.wait_disconnected(LONG).unwrap());
     assert_eq!(word.load_acquire_u64(0).unwrap(), 1, "it was carried out");
 }
 
@@ -128,19 +131,26 @@ fn the_right_to_atomics_is_no_right_to_write_or_read_otherwise() {
     for (reads, code) in [(false, ACCESS[0]), (true, ACCESS[1])] {
         let (mut client, mut server, word) = with_word(Mode::Inline);
         let (stag, offset) = (word.stag(), word.remote_offset());
-        client.qp.post_send(&[SendRequest::fetch_add(1, stag, offset, 5).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::fetch_add(1, stag, offset, 5).signalled()]).unwrap();
         assert_eq!(client.expect(1).original_value(), Some(0));
         let sink = [client.mr.sge(..8).unwrap()];
         client
             .qp
-            .post_send(&[if reads {
+            .send
+            .post(&[if reads {
                 SendRequest::read(2, &sink, stag, offset)
             } else {
                 SendRequest::write_inline(2, &[1; 8], stag, offset)
             }])
             .unwrap();
-        assert!(client.qp.wait_disconnected(LONG).unwrap() && server.qp.wait_disconnected(LONG).unwrap());
-        assert_eq!(client.qp.disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)), "reads: {reads}");
+        assert!(
+            client.qp.control.wait_disconnected(LONG).unwrap() && server.qp.control.wait_disconnected(LONG).unwrap()
+        );
+        assert_eq!(
+            client.qp.control.disconnect_reason(),
+            Some(DisconnectReason::PeerTerminated(code)),
+            "reads: {reads}"
+        );
         assert_eq!(word.load_acquire_u64(0).unwrap(), 5);
     }
 }

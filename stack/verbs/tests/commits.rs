@@ -19,11 +19,11 @@ fn connect_sides(a: &Context, b: &Context) -> (Side, Side) {
     let (mut client, mut server) = (Side::new(a), Side::new(b));
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
     let options = ConnectOptions::default().features(COMMIT);
-    let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+    let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap();
     let request = listener.next(LONG).unwrap().expect("a connection request");
-    let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(COMMIT)).unwrap();
-    connecting.wait(&mut client.qp).unwrap();
-    accepting.wait(&mut server.qp).unwrap();
+    let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default().features(COMMIT)).unwrap();
+    connecting.wait(&mut client.qp.control).unwrap();
+    accepting.wait(&mut server.qp.control).unwrap();
     (client, server)
 }
 
@@ -86,7 +86,8 @@ fn what_is_committed_is_in_the_file_and_nothing_else() {
         let (stag, offset) = (region.stag(), region.remote_offset());
         client
             .qp
-            .post_send(&[SendRequest::write(1, &source, stag, offset), SendRequest::commit(2, &regions).signalled()])
+            .send
+            .post(&[SendRequest::write(1, &source, stag, offset), SendRequest::commit(2, &regions).signalled()])
             .unwrap();
         let done = client.expect(2);
         assert_eq!((done.opcode, done.commit_status()), (CompletionOpcode::Commit, Some(0)));
@@ -98,7 +99,7 @@ fn what_is_committed_is_in_the_file_and_nothing_else() {
         assert_eq!(std::fs::read(&path).unwrap(), expected);
         // A Write with its Commit is one request.
         let tail = [client.mr.sge(..300).unwrap()];
-        client.qp.post_send(&[SendRequest::write(3, &tail, stag, offset + 600).with_commit().signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::write(3, &tail, stag, offset + 600).with_commit().signalled()]).unwrap();
         assert_eq!(client.expect(3).length, 300);
         expected[6_600..6_900].copy_from_slice(&octets[..300]);
         assert_eq!(std::fs::read(&path).unwrap(), expected);
@@ -115,7 +116,7 @@ fn commits_of_plain_memory_promise_nothing() {
     let region = server.pd.register(b"0123456789".to_vec(), Access::REMOTE_WRITE).unwrap();
     assert!(!region.is_durable());
     let (stag, offset) = (region.stag(), region.remote_offset());
-    client.qp.post_send(&[SendRequest::write_inline(1, b"xy", stag, offset + 6).with_commit().signalled()]).unwrap();
+    client.qp.send.post(&[SendRequest::write_inline(1, b"xy", stag, offset + 6).with_commit().signalled()]).unwrap();
     assert_eq!(client.expect(1).commit_status(), Some(0));
     assert_eq!(region.to_vec(0, 10).unwrap(), b"012345xy89");
 }
@@ -131,7 +132,7 @@ fn persistent_memory_is_committed_in_place() {
         for round in 0..20u8 {
             let octets = [round; 100];
             let write = SendRequest::write_inline(1, &octets, stag, offset + 50).with_commit();
-            client.qp.post_send(&[write.signalled()]).unwrap();
+            client.qp.send.post(&[write.signalled()]).unwrap();
             assert_eq!(client.expect(1).commit_status(), Some(0));
             assert_eq!(region.to_vec(50, 100).unwrap(), octets);
         }
@@ -151,13 +152,13 @@ fn a_file_that_cannot_be_written_gives_a_status_and_the_connection_stays() {
         let read_only = File::open(&path).unwrap();
         let region = durable(&server, &read_only, &[(0, 64)], Access::REMOTE_WRITE | Access::REMOTE_READ);
         for id in 1..3 {
-            client.qp.post_send(&[SendRequest::commit(id, &[remote(&region, 0..64)])]).unwrap();
+            client.qp.send.post(&[SendRequest::commit(id, &[remote(&region, 0..64)])]).unwrap();
             let failed = client.complete();
             assert_eq!((failed.id, failed.status), (id, Status::CommitFailed));
             assert_eq!(failed.commit_status().and_then(CommitStatus::from_code), Some(CommitStatus::Failure));
         }
         let sink = [client.mr.sge(..64).unwrap()];
-        client.qp.post_send(&[SendRequest::read(9, &sink, region.stag(), region.remote_offset()).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::read(9, &sink, region.stag(), region.remote_offset()).signalled()]).unwrap();
         client.expect(9);
     });
 }
@@ -186,11 +187,12 @@ fn a_slow_store_holds_up_its_own_commits_only() {
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
         let mut listener = b.listen(PORT + 1, ListenOptions::default()).unwrap();
         let options = ConnectOptions::default().features(COMMIT);
-        let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT + 1), options).unwrap();
+        let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT + 1), options).unwrap();
         let request = listener.next(LONG).unwrap().expect("a connection request");
-        let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(COMMIT)).unwrap();
-        connecting.wait(&mut client.qp).unwrap();
-        accepting.wait(&mut server.qp).unwrap();
+        let accepting =
+            request.start_accept(&mut server.qp.control, AcceptOptions::default().features(COMMIT)).unwrap();
+        connecting.wait(&mut client.qp.control).unwrap();
+        accepting.wait(&mut server.qp.control).unwrap();
         (client, server)
     };
     let gate = Gate(Arc::default(), Arc::default());
@@ -199,9 +201,9 @@ fn a_slow_store_holds_up_its_own_commits_only() {
     let slow = server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(store)).unwrap();
     let (_directory, _path, file) = file(&[0; 64]);
     let quick = durable(&server2, &file, &[(0, 64)], Access::REMOTE_WRITE);
-    client.qp.post_send(&[SendRequest::commit(1, &[remote(&slow, 0..64)]).signalled()]).unwrap();
+    client.qp.send.post(&[SendRequest::commit(1, &[remote(&slow, 0..64)]).signalled()]).unwrap();
     for id in 0..20 {
-        client2.qp.post_send(&[SendRequest::commit(id, &[remote(&quick, 0..64)]).signalled()]).unwrap();
+        client2.qp.send.post(&[SendRequest::commit(id, &[remote(&quick, 0..64)]).signalled()]).unwrap();
         assert_eq!(client2.expect(id).commit_status(), Some(0));
     }
     assert_eq!(client.cq.poll_one(), None);
@@ -241,7 +243,7 @@ fn a_pinned_application_does_not_pin_its_committers() {
             let region =
                 server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(Where(sender))).unwrap();
             let write = SendRequest::write_inline(1, b"log", region.stag(), region.remote_offset());
-            client.qp.post_send(&[write.with_commit().signalled()]).unwrap();
+            client.qp.send.post(&[write.with_commit().signalled()]).unwrap();
             assert_eq!(client.expect(1).commit_status(), Some(0));
             assert_eq!(receiver.recv().unwrap(), if named.is_empty() { usable } else { named });
         });
@@ -260,12 +262,13 @@ fn a_message_is_told_when_what_came_before_it_is_durable() {
             .register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(gate.clone()).transparent(true))
             .unwrap();
         for id in 0..2 {
-            server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         }
         let (stag, offset) = (region.stag(), region.remote_offset());
         client
             .qp
-            .post_send(&[
+            .send
+            .post(&[
                 SendRequest::write_inline(1, b"log", stag, offset),
                 SendRequest::send(2, &[]),
                 SendRequest::write_inline(3, b"more", stag, offset + 8).with_immediate(7).signalled(),
@@ -291,7 +294,7 @@ fn a_sleeping_engine_is_woken_by_its_committer() {
         // Long enough for both engines to fall asleep.
         std::thread::sleep(Duration::from_millis(30));
         let begun = Instant::now();
-        client.qp.post_send(&[SendRequest::commit(id, &[remote(&region, 0..64)]).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::commit(id, &[remote(&region, 0..64)]).signalled()]).unwrap();
         client.expect(id);
         // Far below any time limit that would have answered in its place.
         assert!(begun.elapsed() < LONG / 2);
@@ -306,12 +309,12 @@ fn a_context_may_be_closed_while_a_commit_is_under_way() {
         let closed = gate.0.lock().unwrap();
         let region =
             server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(gate.clone())).unwrap();
-        client.qp.post_send(&[SendRequest::commit(1, &[remote(&region, 0..64)]).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::commit(1, &[remote(&region, 0..64)]).signalled()]).unwrap();
         let contexts = [&client.context, &server.context];
         let deadline = Instant::now() + Duration::from_millis(50);
         until(&contexts, "some time", || Instant::now() > deadline);
-        client.qp.abort();
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        client.qp.control.abort();
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         let flushed = client.complete();
         assert_eq!((flushed.id, flushed.status, flushed.commit_status()), (1, Status::Flushed, None));
         drop(closed);
@@ -334,11 +337,12 @@ fn an_engine_that_syncs_itself_tells_a_message_after_what_came_before_it() {
             .unwrap();
         let (stag, offset) = (region.stag(), region.remote_offset());
         for id in 0..10u8 {
-            server.qp.post_receive(&[ReceiveRequest::new(id.into(), &[])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(id.into(), &[])]).unwrap();
             let octets = [id + 1; 6];
             client
                 .qp
-                .post_send(&[
+                .send
+                .post(&[
                     SendRequest::write_inline(1, &octets, stag, offset + 6 * u64::from(id)),
                     SendRequest::send(2, &[]).signalled(),
                 ])
@@ -351,7 +355,7 @@ fn an_engine_that_syncs_itself_tells_a_message_after_what_came_before_it() {
         }
         let syncs = gate.1.load(Ordering::SeqCst);
         let all = [remote(&region, 0..64)];
-        client.qp.post_send(&[1, 2, 3].map(|id| SendRequest::commit(id, &all).signalled())).unwrap();
+        client.qp.send.post(&[1, 2, 3].map(|id| SendRequest::commit(id, &all).signalled())).unwrap();
         for id in 1..=3 {
             assert_eq!(client.expect(id).commit_status(), Some(0));
         }
@@ -392,7 +396,7 @@ fn a_store_may_drop_its_own_region() {
         let region = server.pd.register(vec![0; 64], RegionOptions::new(Access::REMOTE_WRITE).store(store)).unwrap();
         let all = [remote(&region, 0..64)];
         *own.lock().unwrap() = Some(region);
-        client.qp.post_send(&[SendRequest::commit(1, &all).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::commit(1, &all).signalled()]).unwrap();
         assert_eq!(client.expect(1).commit_status(), Some(0));
         assert!(own.lock().unwrap().is_none());
     });

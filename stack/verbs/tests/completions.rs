@@ -32,9 +32,9 @@ fn a_queue_changes_its_depth_under_load() {
         // Larger and smaller than what lies in it.
         for (round, depth) in [64, 8, 512, 1, 100].into_iter().enumerate() {
             for at in 0..20 {
-                server.qp.post_receive(&[ReceiveRequest::new(at, &[])]).unwrap();
+                server.qp.receive.post(&[ReceiveRequest::new(at, &[])]).unwrap();
                 let id = round as u64 * 20 + at;
-                client.qp.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
+                client.qp.send.post(&[SendRequest::send(id, &[]).signalled()]).unwrap();
                 if at == 10 {
                     // Half of them were read or not, some come while the engine changes the ring.
                     client.cq.resize(depth.max(64)).unwrap();
@@ -86,13 +86,13 @@ fn arming_swallows_no_event() {
         let (mut client, mut server) = connected(mode);
         let (here, there) = (client.context.clone(), server.context.clone());
         for id in 0..4 {
-            server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         }
         server.cq.take_events();
         assert!(!is_readable(&server.cq));
         let say = |client: &mut Side, solicited: bool| {
             let request = SendRequest::send(1, &[]);
-            client.qp.post_send(&[if solicited { request.solicited() } else { request }]).unwrap();
+            client.qp.send.post(&[if solicited { request.solicited() } else { request }]).unwrap();
         };
         server.cq.arm();
         say(&mut client, false);
@@ -129,27 +129,27 @@ fn completions_of_a_queue_pair_that_is_gone_are_removed() {
         let here = client.context.clone();
         let mut doomed = client.pd.create_queue_pair(&QueuePairOptions::new(&client.cq)).unwrap();
         for id in 0..5 {
-            doomed.post_receive(&[ReceiveRequest::new(100 + id, &[])]).unwrap();
-            client.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+            doomed.receive.post(&[ReceiveRequest::new(100 + id, &[])]).unwrap();
+            client.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         }
-        let number = doomed.number();
+        let number = doomed.control.number();
         let mut listener = server.context.listen(PORT + 1, uwarp::ListenOptions::default()).unwrap();
         let address = server.context.socket_address(PORT + 1);
-        let connecting = here.start_connect(&mut doomed, address, uwarp::ConnectOptions::default()).unwrap();
+        let connecting = here.start_connect(&mut doomed.control, address, uwarp::ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().expect("a request");
         let mut peer = Side::new(&server.context);
-        let accepting = request.start_accept(&mut peer.qp, uwarp::AcceptOptions::default()).unwrap();
-        connecting.wait(&mut doomed).unwrap();
-        accepting.wait(&mut peer.qp).unwrap();
-        doomed.abort();
-        client.qp.abort();
-        assert!(doomed.wait_disconnected(LONG).unwrap() && client.qp.wait_disconnected(LONG).unwrap());
+        let accepting = request.start_accept(&mut peer.qp.control, uwarp::AcceptOptions::default()).unwrap();
+        connecting.wait(&mut doomed.control).unwrap();
+        accepting.wait(&mut peer.qp.control).unwrap();
+        doomed.control.abort();
+        client.qp.control.abort();
+        assert!(doomed.control.wait_disconnected(LONG).unwrap() && client.qp.control.wait_disconnected(LONG).unwrap());
         drop(doomed);
         let removed = client.cq.purge(number);
         assert_eq!((removed, client.cq.purge(number)), (5, 0));
         for id in 0..5 {
             let left = client.cq.poll_one().expect("those of the other queue pair stay");
-            assert_eq!((left.id, left.status, left.queue_pair), (id, Status::Flushed, client.qp.number()));
+            assert_eq!((left.id, left.status, left.queue_pair), (id, Status::Flushed, client.qp.control.number()));
         }
         assert_eq!(client.cq.poll_one(), None);
     });
@@ -163,11 +163,11 @@ fn a_number_rests_while_completions_of_its_last_owner_wait() {
         let (a, b) = Context::pair_in_process(small, config(2, mode)).unwrap();
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
         for id in 0..3 {
-            client.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+            client.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         }
         connect(&mut client, &mut server);
         let Side { qp, mut cq, pd, mr: _mr, .. } = client;
-        let number = qp.number();
+        let number = qp.control.number();
         drop(qp);
         let again = |cq: &CompletionQueue| pd.create_queue_pair(&QueuePairOptions::new(cq));
         // The engine forgets it at some time, and has flushed its receives then.

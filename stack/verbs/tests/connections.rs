@@ -48,13 +48,13 @@ fn a_peer_can_reject_with_private_data() {
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
         let peer = b.socket_address(PORT);
-        let connecting = a.start_connect(&mut client.qp, peer, ConnectOptions::default()).unwrap();
+        let connecting = a.start_connect(&mut client.qp.control, peer, ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
         assert_eq!(request.peer().ip(), a.socket_address(0).ip());
         request.reject(b"not you").unwrap();
-        let error = connecting.wait(&mut client.qp).unwrap_err();
+        let error = connecting.wait(&mut client.qp.control).unwrap_err();
         assert_eq!(error.rejection(), Some(&b"not you"[..]));
-        assert_eq!(client.qp.state(), QueuePairState::Idle);
+        assert_eq!(client.qp.control.state(), QueuePairState::Idle);
         // The same queue pair may try again.
         connect_by(&mut listener, &mut client, &mut server);
     });
@@ -71,7 +71,7 @@ fn private_data_may_be_as_long_as_the_frame_allows() {
             let wishes = || ConnectOptions { mpa_revision, ..ConnectOptions::default() };
             let (mut client, mut server) = (Side::new(&a), Side::new(&b));
             let ask = |client: &mut Side, length| {
-                a.start_connect(&mut client.qp, b.socket_address(PORT), wishes().private_data(of(length)))
+                a.start_connect(&mut client.qp.control, b.socket_address(PORT), wishes().private_data(of(length)))
             };
             let said = ask(&mut client, most + 1).err().map(|error| error.to_string());
             assert!(said.is_some_and(|text| text.contains(&format!("at most {most} octets"))));
@@ -81,20 +81,23 @@ fn private_data_may_be_as_long_as_the_frame_allows() {
             assert_eq!(request.private_data(), of(most));
             let error = request.reject(&of(most + 1)).unwrap_err();
             assert!(error.to_string().contains(&format!("at most {most} octets")), "{error}");
-            assert_eq!(connecting.wait(&mut client.qp).unwrap_err().rejection(), Some(&b""[..]));
+            assert_eq!(connecting.wait(&mut client.qp.control).unwrap_err().rejection(), Some(&b""[..]));
 
             let connecting = ask(&mut client, most).unwrap();
             listener.next(LONG).unwrap().unwrap().reject(&of(most)).unwrap();
-            assert_eq!(connecting.wait(&mut client.qp).unwrap_err().rejection(), Some(&of(most)[..]));
+            assert_eq!(connecting.wait(&mut client.qp.control).unwrap_err().rejection(), Some(&of(most)[..]));
 
             let connecting = ask(&mut client, 1).unwrap();
             let request = listener.next(LONG).unwrap().unwrap();
             let accepting = request
-                .start_accept(&mut server.qp, AcceptOptions { private_data: of(most), ..AcceptOptions::default() })
+                .start_accept(
+                    &mut server.qp.control,
+                    AcceptOptions { private_data: of(most), ..AcceptOptions::default() },
+                )
                 .unwrap();
-            assert_eq!(connecting.wait(&mut client.qp).unwrap().private_data, of(most));
+            assert_eq!(connecting.wait(&mut client.qp.control).unwrap().private_data, of(most));
             // The initiator speaks first, if only by its end.
-            client.qp.disconnect();
+            client.qp.control.disconnect();
             drop(accepting);
         }
     });
@@ -106,9 +109,10 @@ fn a_request_that_is_dropped_is_rejected() {
         let (a, b) = pair(mode);
         let mut client = Side::new(&a);
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
-        let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let connecting =
+            a.start_connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
         drop(listener.next(LONG).unwrap().unwrap());
-        let error = connecting.wait(&mut client.qp).unwrap_err();
+        let error = connecting.wait(&mut client.qp.control).unwrap_err();
         assert_eq!(error.rejection(), Some(&b""[..]));
     });
 }
@@ -119,15 +123,16 @@ fn connecting_to_nobody_fails_with_the_reason() {
         let (a, b) = pair(mode);
         let mut client = Side::new(&a);
         // A host without a listener.
-        let connecting = a.start_connect(&mut client.qp, b.socket_address(9), ConnectOptions::default()).unwrap();
+        let connecting =
+            a.start_connect(&mut client.qp.control, b.socket_address(9), ConnectOptions::default()).unwrap();
         // Inline, both engines turn while this waits.
-        match connecting.wait(&mut client.qp).unwrap_err() {
+        match connecting.wait(&mut client.qp.control).unwrap_err() {
             Error::Connect { reason, .. } => assert_eq!(reason, ConnectError::Refused),
             other => panic!("{other}"),
         }
         // No host.
         let options = ConnectOptions::default().timeout(Duration::from_millis(500));
-        let error = a.connect(&mut client.qp, "10.0.0.77:9".parse().unwrap(), options).unwrap_err();
+        let error = a.connect(&mut client.qp.control, "10.0.0.77:9".parse().unwrap(), options).unwrap_err();
         match error {
             Error::Connect { reason: ConnectError::Unreachable | ConnectError::TimedOut(_), .. } => {}
             other => panic!("{other}"),
@@ -135,9 +140,9 @@ fn connecting_to_nobody_fails_with_the_reason() {
         // A listener that never answers.
         let _listener = b.listen(PORT, ListenOptions::default()).unwrap();
         let options = ConnectOptions::default().timeout(Duration::from_millis(200));
-        let error = a.connect(&mut client.qp, b.socket_address(PORT), options).unwrap_err();
+        let error = a.connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap_err();
         assert!(error.is_timeout(), "{error}");
-        assert_eq!(client.qp.state(), QueuePairState::Idle);
+        assert_eq!(client.qp.control.state(), QueuePairState::Idle);
     });
 }
 
@@ -148,33 +153,32 @@ fn either_side_can_disconnect() {
             let (mut client, mut server) = connected(mode);
             // A responder may send only after the initiator has (RFC 5044 §7.1.2).
             client.speak_first(&server);
-            client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-            server.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
+            client.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(2, &[])]).unwrap();
             let (first, second) = if client_first { (&mut client, &mut server) } else { (&mut server, &mut client) };
             // What was posted before is delivered.
             first
                 .qp
-                .post_send(&[
-                    SendRequest::write_inline(3, b"bye", second.mr.stag(), second.mr.remote_offset()).signalled()
-                ])
+                .send
+                .post(&[SendRequest::write_inline(3, b"bye", second.mr.stag(), second.mr.remote_offset()).signalled()])
                 .unwrap();
-            first.qp.disconnect();
+            first.qp.control.disconnect();
             assert_eq!(first.expect(3).id, 3);
-            assert!(second.qp.wait_disconnected(LONG).unwrap());
+            assert!(second.qp.control.wait_disconnected(LONG).unwrap());
             assert_eq!(second.octets(0, 3), b"bye");
-            assert_eq!(second.qp.disconnect_reason(), Some(DisconnectReason::PeerClosed));
-            second.qp.disconnect();
-            assert!(first.qp.wait_disconnected(LONG).unwrap());
-            assert_eq!(first.qp.disconnect_reason(), Some(DisconnectReason::Local));
+            assert_eq!(second.qp.control.disconnect_reason(), Some(DisconnectReason::PeerClosed));
+            second.qp.control.disconnect();
+            assert!(first.qp.control.wait_disconnected(LONG).unwrap());
+            assert_eq!(first.qp.control.disconnect_reason(), Some(DisconnectReason::Local));
             for (side, id) in [(&mut client, 1), (&mut server, 2)] {
                 let flushed = side.complete();
                 assert_eq!((flushed.id, flushed.status), (id, Status::Flushed));
-                assert_eq!(side.qp.state(), QueuePairState::Disconnected);
+                assert_eq!(side.qp.control.state(), QueuePairState::Disconnected);
                 // Later work is flushed, too.
-                side.qp.post_send(&[SendRequest::send_inline(8, b"late")]).unwrap();
+                side.qp.send.post(&[SendRequest::send_inline(8, b"late")]).unwrap();
                 let flushed = side.complete();
                 assert_eq!((flushed.id, flushed.status), (8, Status::Flushed));
-                side.qp.post_receive(&[ReceiveRequest::new(9, &[])]).unwrap();
+                side.qp.receive.post(&[ReceiveRequest::new(9, &[])]).unwrap();
                 let flushed = side.complete();
                 assert_eq!((flushed.id, flushed.status), (9, Status::Flushed));
             }
@@ -186,10 +190,10 @@ fn either_side_can_disconnect() {
 fn aborting_flushes_at_once() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        server.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
-        server.qp.abort();
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        server.qp.receive.post(&[ReceiveRequest::new(2, &[])]).unwrap();
+        server.qp.control.abort();
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
         assert_eq!(server.complete().status, Status::Flushed);
     });
 }
@@ -199,15 +203,15 @@ fn waiting_wakes_for_completions_and_descriptors() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
         assert!(!server.cq.wait(Duration::from_millis(5)).unwrap());
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[]), ReceiveRequest::new(2, &[])]).unwrap();
-        client.qp.post_send(&[SendRequest::send(1, &[])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[]), ReceiveRequest::new(2, &[])]).unwrap();
+        client.qp.send.post(&[SendRequest::send(1, &[])]).unwrap();
         assert!(server.cq.wait(LONG).unwrap());
         server.expect(1);
         // Of the waits.
         server.cq.take_events();
         server.cq.arm();
         assert_eq!(server.cq.poll_one(), None);
-        client.qp.post_send(&[SendRequest::send(2, &[])]).unwrap();
+        client.qp.send.post(&[SendRequest::send(2, &[])]).unwrap();
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let contexts = [client.context.clone(), server.context.clone()];
         until(&[&contexts[0], &contexts[1]], "the descriptor is readable", || {
@@ -233,26 +237,27 @@ fn many_queue_pairs_of_two_engines_share_a_queue() {
     for _ in 0..8 {
         let mut client = client_pd.create_queue_pair(&uwarp::QueuePairOptions::new(&client_cq)).unwrap();
         let mut server = pd.create_queue_pair(&uwarp::QueuePairOptions::new(&server_cq)).unwrap();
-        let connecting = a.start_connect(&mut client, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let connecting =
+            a.start_connect(&mut client.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
         engines.insert(request.engine());
-        let accepting = request.start_accept(&mut server, AcceptOptions::default()).unwrap();
-        let _ = connecting.wait(&mut client).unwrap();
-        let _ = accepting.wait(&mut server).unwrap();
+        let accepting = request.start_accept(&mut server.control, AcceptOptions::default()).unwrap();
+        let _ = connecting.wait(&mut client.control).unwrap();
+        let _ = accepting.wait(&mut server.control).unwrap();
         pairs.push((client, server));
     }
     assert_eq!(engines.len(), 2, "both engines take connections");
     for round in 0..50_u64 {
         for (index, (client, server)) in pairs.iter_mut().enumerate() {
-            server.post_receive(&[ReceiveRequest::new(round, &[])]).unwrap();
-            client.post_send(&[SendRequest::send(index as u64, &[]).signalled()]).unwrap();
+            server.receive.post(&[ReceiveRequest::new(round, &[])]).unwrap();
+            client.send.post(&[SendRequest::send(index as u64, &[]).signalled()]).unwrap();
         }
         let mut seen = vec![0; pairs.len()];
         for _ in 0..pairs.len() {
             let received = server_cq.next(LONG).unwrap().unwrap();
             // In order within a queue pair.
             assert_eq!((received.id, received.status), (round, Status::Success));
-            let index = pairs.iter().position(|(_, server)| server.number() == received.queue_pair).unwrap();
+            let index = pairs.iter().position(|(_, server)| server.control.number() == received.queue_pair).unwrap();
             seen[index] += 1;
             let sent = client_cq.next(LONG).unwrap().unwrap();
             assert_eq!(sent.status, Status::Success);
@@ -271,7 +276,8 @@ fn client_and_server_in_one_context() {
         client.mr.write(0, &octets).unwrap();
         client
             .qp
-            .post_send(&[SendRequest::write(
+            .send
+            .post(&[SendRequest::write(
                 1,
                 &[client.mr.sge(..100_000).unwrap()],
                 server.mr.stag(),
@@ -282,7 +288,8 @@ fn client_and_server_in_one_context() {
         client.expect(1);
         client
             .qp
-            .post_send(&[SendRequest::read(
+            .send
+            .post(&[SendRequest::read(
                 2,
                 &[client.mr.sge(200_000..300_000).unwrap()],
                 server.mr.stag(),
@@ -302,8 +309,8 @@ fn several_contexts_live_side_by_side() {
         let (client2, mut server2) = connected(mode);
         let mut clients = [client1, client2];
         for (client, server) in clients.iter_mut().zip([&mut server1, &mut server2]) {
-            server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-            client.qp.post_send(&[SendRequest::send(2, &[]).signalled()]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+            client.qp.send.post(&[SendRequest::send(2, &[]).signalled()]).unwrap();
             server.expect(1);
             client.expect(2);
         }
@@ -319,7 +326,8 @@ fn an_inline_context_belongs_to_its_thread() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             assert!(!a.poll());
-            let error = a.connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap_err();
+            let error =
+                a.connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap_err();
             assert!(matches!(error, Error::WrongThread), "{error}");
             assert!(matches!(client.cq.wait(LONG), Err(Error::WrongThread)));
             assert!(matches!(listener.next(LONG), Err(Error::WrongThread)));
@@ -345,7 +353,7 @@ fn arguments_are_checked() {
     let _listener = a.listen(1, ListenOptions::default()).unwrap();
     let _ = sentence(a.listen(1, ListenOptions::default()).unwrap_err());
     let long = ConnectOptions::default().private_data(vec![0; 509]);
-    assert!(sentence(a.connect(&mut client.qp, b.socket_address(1), long).unwrap_err()).contains("508"));
+    assert!(sentence(a.connect(&mut client.qp.control, b.socket_address(1), long).unwrap_err()).contains("508"));
     let foreign = b.create_completion_queue(1).unwrap();
     assert!(
         sentence(client.pd.create_queue_pair(&uwarp::QueuePairOptions::new(&foreign)).unwrap_err())
@@ -353,7 +361,7 @@ fn arguments_are_checked() {
     );
     assert!(sentence(client.mr.sge(5..REGION + 1).unwrap_err()).contains("outside"));
     assert!(sentence(client.mr.read(REGION, &mut [0]).unwrap_err()).contains("outside"));
-    assert_eq!(client.qp.post_send(&[SendRequest::send(1, &[])]).unwrap_err().reason, PostErrorReason::NotConnected);
+    assert_eq!(client.qp.send.post(&[SendRequest::send(1, &[])]).unwrap_err().reason, PostErrorReason::NotConnected);
     let config = Config::without_device("10.0.0.1/24").unwrap().mtu(1);
     assert!(sentence(Context::open(config).unwrap_err()).contains("mtu is 1"));
 }
@@ -396,11 +404,11 @@ fn an_old_responder_is_asked_again_without_enhancement() {
                 private_data: b"hello".to_vec(),
                 ..ConnectOptions::default()
             };
-            let mut connecting = a.start_connect(&mut client.qp, listener.local_addr(), options).unwrap();
+            let mut connecting = a.start_connect(&mut client.qp.control, listener.local_addr(), options).unwrap();
             let mut revisions = Vec::new();
             let mut streams = Vec::new();
             let outcome = loop {
-                match connecting.poll(&mut client.qp) {
+                match connecting.poll(&mut client.qp.control) {
                     Ok(None) => {}
                     Ok(Some(established)) => break Ok(established),
                     Err(error) => break Err(error),
@@ -436,14 +444,14 @@ fn an_old_responder_is_asked_again_without_enhancement() {
             let mut client = Side::new(&a);
             let mut listener = TcpListener::bind(&b, PORT).unwrap();
             let options = ConnectOptions { retry_without_enhancement: true, ..ConnectOptions::default() };
-            let connecting = a.start_connect(&mut client.qp, listener.local_addr(), options).unwrap();
+            let connecting = a.start_connect(&mut client.qp.control, listener.local_addr(), options).unwrap();
             let _stream = listener.accept_timeout(Duration::from_secs(10)).unwrap().expect("the first attempt");
             if abort {
-                client.qp.abort();
+                client.qp.control.abort();
             } else {
-                client.qp.disconnect();
+                client.qp.control.disconnect();
             }
-            let reason = connecting.wait(&mut client.qp).unwrap_err();
+            let reason = connecting.wait(&mut client.qp.control).unwrap_err();
             assert!(matches!(reason, Error::Connect { reason: ConnectError::Closed, .. }), "{reason}");
             assert!(listener.accept_timeout(Duration::from_millis(50)).unwrap().is_none(), "a second attempt");
         }
@@ -454,7 +462,7 @@ fn an_old_responder_is_asked_again_without_enhancement() {
             ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL),
         ] {
             let options = ConnectOptions { retry_without_enhancement: true, ..options };
-            let refused = a.start_connect(&mut side.qp, "10.0.0.2:1".parse().unwrap(), options);
+            let refused = a.start_connect(&mut side.qp.control, "10.0.0.2:1".parse().unwrap(), options);
             assert!(matches!(refused, Err(Error::Argument { .. })), "{refused:?}");
         }
     });

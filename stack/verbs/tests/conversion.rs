@@ -42,14 +42,14 @@ fn serve(context: &Context, mut stream: TcpStream, rejections: usize) {
     let domain = context.allocate_domain();
     let mut queue_pair = domain.create_queue_pair(&QueuePairOptions::new(&completions)).unwrap();
     let memory = domain.register(vec![0; 100_000], Access::LOCAL_WRITE | Access::LOCAL_READ).unwrap();
-    queue_pair.post_receive(&[ReceiveRequest::new(1, &[memory.sge(..).unwrap()])]).unwrap();
-    request.accept(&mut queue_pair, AcceptOptions::default().private_data(&b"welcome"[..])).unwrap();
+    queue_pair.receive.post(&[ReceiveRequest::new(1, &[memory.sge(..).unwrap()])]).unwrap();
+    request.accept(&mut queue_pair.control, AcceptOptions::default().private_data(&b"welcome"[..])).unwrap();
     let received = completions.next(LONG).unwrap().unwrap();
     assert!(received.status.is_success());
     let back = memory.sge(..received.length as usize).unwrap();
-    queue_pair.post_send(&[SendRequest::send(2, &[back]).signalled()]).unwrap();
+    queue_pair.send.post(&[SendRequest::send(2, &[back]).signalled()]).unwrap();
     assert!(completions.next(LONG).unwrap().unwrap().status.is_success());
-    assert!(queue_pair.wait_disconnected(LONG).unwrap());
+    assert!(queue_pair.control.wait_disconnected(LONG).unwrap());
 }
 
 fn speak(context: &Context, mut stream: TcpStream, rejections: usize) {
@@ -59,27 +59,27 @@ fn speak(context: &Context, mut stream: TcpStream, rejections: usize) {
     let octets: Vec<u8> = (0..100_000_u32).map(|at| (at % 253) as u8).collect();
     let memory = domain.register(octets.clone(), Access::LOCAL_READ).unwrap();
     let sink = domain.register(vec![0; 100_000], Access::LOCAL_WRITE).unwrap();
-    queue_pair.post_receive(&[ReceiveRequest::new(1, &[sink.sge(..).unwrap()])]).unwrap();
+    queue_pair.receive.post(&[ReceiveRequest::new(1, &[sink.sge(..).unwrap()])]).unwrap();
     stream.write_all(b"can you speak RDMA?\n").unwrap();
     let options = ConnectOptions::default().private_data(&b"please"[..]);
     for attempt in 0..rejections {
         assert_eq!(line(&mut stream), "try me\n");
         let ConversionError { error, stream: plain } =
-            stream.into_initiator(&mut queue_pair, options.clone()).unwrap_err();
+            stream.into_initiator(&mut queue_pair.control, options.clone()).unwrap_err();
         assert_eq!(error.rejection(), Some(&b"not today"[..]));
         stream = *plain.expect("the stream goes on");
         assert_eq!(line(&mut stream), format!("rejected {attempt}\n"));
         stream.write_all(b"once more?\n").unwrap();
     }
     assert_eq!(line(&mut stream), "yes\n");
-    let established = stream.into_initiator(&mut queue_pair, options).unwrap();
+    let established = stream.into_initiator(&mut queue_pair.control, options).unwrap();
     assert_eq!(established.private_data, b"welcome");
-    queue_pair.post_send(&[SendRequest::send(2, &[memory.sge(..).unwrap()])]).unwrap();
+    queue_pair.send.post(&[SendRequest::send(2, &[memory.sge(..).unwrap()])]).unwrap();
     let echoed = completions.next(LONG).unwrap().unwrap();
     assert!(echoed.status.is_success() && echoed.length == 100_000, "{echoed:?}");
     assert!(sink.to_vec(0, 100_000).unwrap() == octets);
-    queue_pair.disconnect();
-    assert!(queue_pair.wait_disconnected(LONG).unwrap());
+    queue_pair.control.disconnect();
+    assert!(queue_pair.control.wait_disconnected(LONG).unwrap());
 }
 
 fn agreed(rejections: usize) {

@@ -48,11 +48,11 @@ fn no_stag_is_made_for_the_memory_of_another_domain() {
         let failed = |client: &mut Side| {
             let completion = client.complete();
             assert_eq!((completion.id, completion.status), (1, Status::LocalProtection));
-            assert!(client.qp.wait_disconnected(LONG).unwrap());
+            assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         };
         // A region of one domain for a queue pair of another.
         let (client, _server, other, _) = connected_with_other();
-        let options = RegionOptions::new(Access::ALL).scope(RegionScope::QueuePair(&client.qp));
+        let options = RegionOptions::new(Access::ALL).scope(RegionScope::QueuePair(&client.qp.control));
         let error = other.register(vec![0; 64], options).unwrap_err();
         assert!(error.to_string().contains("another protection domain"), "{error}");
 
@@ -60,14 +60,14 @@ fn no_stag_is_made_for_the_memory_of_another_domain() {
         let (mut client, _server, _, foreign) = connected_with_other();
         let part = foreign.sge(..).unwrap();
         let mut window = client.pd.allocate_window().unwrap();
-        client.qp.post_send(&[window.bind(1, &part, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
+        client.qp.send.post(&[window.bind(1, &part, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
         failed(&mut client);
         assert!(!window.is_valid());
 
         let (mut client, _server, _, foreign) = connected_with_other();
         let part = [foreign.sge(..).unwrap()];
         let mut fast = client.pd.allocate_fast_region(1).unwrap();
-        client.qp.post_send(&[fast.register(1, &part, 0, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
+        client.qp.send.post(&[fast.register(1, &part, 0, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
         failed(&mut client);
         assert!(!fast.is_valid());
 
@@ -75,14 +75,14 @@ fn no_stag_is_made_for_the_memory_of_another_domain() {
         let (mut client, _server, other, _) = connected_with_other();
         let part = client.mr.sge(..64).unwrap();
         let mut window = other.allocate_window().unwrap();
-        client.qp.post_send(&[window.bind(1, &part, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
+        client.qp.send.post(&[window.bind(1, &part, Access::REMOTE_READ).unwrap().signalled()]).unwrap();
         failed(&mut client);
         assert!(!window.is_valid());
 
         // Nor is it sent.
         let (mut client, _server, _, foreign) = connected_with_other();
         let part = [foreign.sge(..).unwrap()];
-        client.qp.post_send(&[SendRequest::send(1, &part).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::send(1, &part).signalled()]).unwrap();
         failed(&mut client);
     });
 }

@@ -50,15 +50,15 @@ impl Watched {
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
         listener.attach(&channel, LISTENER);
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
-        client.qp.attach(&channel, CLIENT);
-        server.qp.attach(&channel, SERVER);
+        client.qp.control.attach(&channel, CLIENT);
+        server.qp.control.attach(&channel, SERVER);
         Self { channel, listener, client, server }
     }
 
     fn start(&mut self, options: ConnectOptions) {
         let peer = self.server.context.socket_address(self.listener.port());
         // Nobody waits for what this returns.
-        let _ = self.client.context.start_connect(&mut self.client.qp, peer, options).unwrap();
+        let _ = self.client.context.start_connect(&mut self.client.qp.control, peer, options).unwrap();
     }
 
     fn connect(&mut self) {
@@ -66,7 +66,7 @@ impl Watched {
         let request = next_request(&self.channel);
         assert_eq!(request.private_data(), b"hello");
         let _ = request
-            .start_accept(&mut self.server.qp, AcceptOptions::default().private_data(b"welcome".as_slice()))
+            .start_accept(&mut self.server.qp.control, AcceptOptions::default().private_data(b"welcome".as_slice()))
             .unwrap();
         let mut keys = Vec::new();
         for _ in 0..2 {
@@ -115,14 +115,14 @@ fn a_connections_life_comes_as_events_under_the_keys() {
         watched.nothing_more();
         watched.connect();
         // The queue pairs know, too, and take work at once.
-        assert_eq!(watched.client.qp.state(), QueuePairState::Connected);
-        watched.server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-        watched.client.qp.post_send(&[SendRequest::send(2, &[]).signalled()]).unwrap();
+        assert_eq!(watched.client.qp.control.state(), QueuePairState::Connected);
+        watched.server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+        watched.client.qp.send.post(&[SendRequest::send(2, &[]).signalled()]).unwrap();
         watched.server.expect(1);
         watched.client.expect(2);
-        watched.client.qp.disconnect();
+        watched.client.qp.control.disconnect();
         assert_eq!(watched.ends(), [DisconnectReason::Local, DisconnectReason::PeerClosed]);
-        assert_eq!(watched.server.qp.state(), QueuePairState::Disconnected);
+        assert_eq!(watched.server.qp.control.state(), QueuePairState::Disconnected);
         watched.nothing_more();
     });
 }
@@ -145,7 +145,7 @@ fn the_end_comes_once_also_when_the_queue_pair_is_gone() {
         }
         ends.sort_unstable();
         assert_eq!(ends, [CLIENT, SERVER]);
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         drop((client, listener, context));
         assert!(channel.next(SHORT).unwrap().is_none());
     });
@@ -173,7 +173,7 @@ fn a_rejection_comes_with_its_private_data_and_the_queue_pair_may_try_again() {
             (CLIENT, ConnectionChange::Rejected { private_data, .. }) => assert_eq!(private_data, b"not you"),
             other => panic!("{other:?}"),
         }
-        assert_eq!(watched.client.qp.state(), QueuePairState::Idle);
+        assert_eq!(watched.client.qp.control.state(), QueuePairState::Idle);
         watched.connect();
         watched.nothing_more();
     });
@@ -185,7 +185,7 @@ fn failures_keep_their_kind() {
         let mut watched = Watched::new(mode);
         let (context, peer) = (watched.client.context.clone(), watched.server.context.socket_address(9));
         let mut fails = |peer, options| {
-            let _ = context.start_connect(&mut watched.client.qp, peer, options).unwrap();
+            let _ = context.start_connect(&mut watched.client.qp.control, peer, options).unwrap();
             match next(&watched.channel) {
                 (CLIENT, ConnectionChange::Failed(reason)) => reason,
                 other => panic!("{other:?}"),
@@ -206,7 +206,7 @@ fn failures_keep_their_kind() {
         until(&[&context, &watched.client.context], "the connection is gone", || {
             context.stats().engines[0].connections.is_empty()
         });
-        let _ = request.start_accept(&mut watched.server.qp, AcceptOptions::default()).unwrap();
+        let _ = request.start_accept(&mut watched.server.qp.control, AcceptOptions::default()).unwrap();
         match next(&watched.channel) {
             (SERVER, ConnectionChange::Failed(reason)) => assert_eq!(reason, ConnectFailure::RequestGone),
             other => panic!("{other:?}"),
@@ -231,7 +231,7 @@ fn requests_that_wait_come_to_the_channel_that_is_attached_later() {
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
         let mut clients = [Side::new(&a), Side::new(&a)];
         for client in &mut clients {
-            let _ = a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+            let _ = a.start_connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
         }
         until(&[&a, &b], "two requests wait", || {
             let engine = &b.stats().engines[0];
@@ -254,7 +254,7 @@ fn arming_announces_what_waits_already() {
         listener.arm();
         let mut clients = [Side::new(&a), Side::new(&a)];
         let connect = |client: &mut Side, options| {
-            let _ = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+            let _ = a.start_connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap();
         };
         connect(&mut clients[0], ConnectOptions::default());
         until(&[&a, &b], "the request is announced", || is_readable(&listener));
@@ -275,10 +275,10 @@ fn arming_announces_what_waits_already() {
         events.arm();
         connect(&mut clients[1], ConnectOptions::default());
         until(&[&a, &b], "another request", || is_readable(&channel));
-        let _ = next_request(&channel).start_accept(&mut queue_pair, AcceptOptions::default()).unwrap();
-        queue_pair.post_receive(&[1, 2, 3].map(|id| ReceiveRequest::new(id, &[]))).unwrap();
+        let _ = next_request(&channel).start_accept(&mut queue_pair.control, AcceptOptions::default()).unwrap();
+        queue_pair.receive.post(&[1, 2, 3].map(|id| ReceiveRequest::new(id, &[]))).unwrap();
         until(&[&a, &b], "the client is connected", || {
-            clients[1].qp.post_send(&[4, 5, 6].map(|id| SendRequest::send(id, &[]))).is_ok()
+            clients[1].qp.send.post(&[4, 5, 6].map(|id| SendRequest::send(id, &[]))).is_ok()
         });
         until(&[&a, &b], "the overflow is announced", || is_readable(&events));
         events.arm();
@@ -294,7 +294,7 @@ fn an_engine_that_ends_work_by_itself_is_an_end_like_any_other() {
         watched.connect();
         // No right of that kind: the server says so by a Terminate.
         let Watched { channel, client, server, .. } = &mut watched;
-        client.qp.post_send(&[SendRequest::write_inline(1, b"x", 0x1234, 0).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::write_inline(1, b"x", 0x1234, 0).signalled()]).unwrap();
         let _ = (channel, server);
         let ends = watched.ends();
         assert!(matches!(ends[0], DisconnectReason::PeerTerminated(_)), "{ends:?}");
@@ -307,12 +307,17 @@ fn an_engine_that_ends_work_by_itself_is_an_end_like_any_other() {
 fn a_detached_queue_pair_brings_nothing_and_can_be_waited_for() {
     in_both_modes(|mode| {
         let mut watched = Watched::new(mode);
-        watched.client.qp.detach();
+        watched.client.qp.control.detach();
         let peer = watched.server.context.socket_address(PORT);
-        let connecting =
-            watched.client.context.start_connect(&mut watched.client.qp, peer, ConnectOptions::default()).unwrap();
-        let _ = next_request(&watched.channel).start_accept(&mut watched.server.qp, AcceptOptions::default()).unwrap();
-        connecting.wait(&mut watched.client.qp).unwrap();
+        let connecting = watched
+            .client
+            .context
+            .start_connect(&mut watched.client.qp.control, peer, ConnectOptions::default())
+            .unwrap();
+        let _ = next_request(&watched.channel)
+            .start_accept(&mut watched.server.qp.control, AcceptOptions::default())
+            .unwrap();
+        connecting.wait(&mut watched.client.qp.control).unwrap();
         assert!(matches!(next(&watched.channel), (SERVER, ConnectionChange::Established(_))));
         watched.nothing_more();
     });
@@ -340,10 +345,12 @@ fn two_threads_share_one_channel_and_each_event_comes_once() {
     let mut clients: Vec<Side> = (0..20).map(|_| Side::new(&a)).collect();
     let connecting: Vec<_> = clients
         .iter_mut()
-        .map(|client| a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap())
+        .map(|client| {
+            a.start_connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap()
+        })
         .collect();
     for (connecting, client) in connecting.into_iter().zip(&mut clients) {
-        assert!(connecting.wait(&mut client.qp).unwrap_err().rejection().is_some());
+        assert!(connecting.wait(&mut client.qp.control).unwrap_err().rejection().is_some());
     }
     assert_eq!(takers.into_iter().map(|taker| taker.join().unwrap()).sum::<u32>(), 20);
 }
@@ -353,7 +360,7 @@ fn an_inline_contexts_events_are_waited_for_by_its_own_thread() {
     let (context, _peer) = pair(Mode::Inline);
     let channel = EventChannel::new().unwrap();
     let mut side = Side::new(&context);
-    side.qp.attach(&channel, CLIENT);
+    side.qp.control.attach(&channel, CLIENT);
     let elsewhere = channel.clone();
     let error = std::thread::spawn(move || elsewhere.next(LONG).unwrap_err()).join().unwrap();
     assert!(matches!(error, Error::WrongThread));
@@ -368,8 +375,8 @@ fn flushed_work_is_there_when_the_end_is() {
     in_both_modes(|mode| {
         let mut watched = Watched::new(mode);
         watched.connect();
-        watched.client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-        watched.client.qp.abort();
+        watched.client.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+        watched.client.qp.control.abort();
         assert_eq!(watched.ends()[0], DisconnectReason::Aborted);
         let completion = watched.client.cq.poll_one().expect("flushed before the end was told");
         assert_eq!((completion.id, completion.status), (1, Status::Flushed));
@@ -385,11 +392,12 @@ fn requests_of_a_context_that_is_gone_are_passed_over() {
     listener.attach(&channel, LISTENER);
     channel.arm();
     let mut client = Side::new(&a);
-    let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+    let connecting =
+        a.start_connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
     until(&[&a], "the request is there", || is_readable(&channel));
     drop((listener, b));
     assert!(channel.next(SHORT).unwrap().is_none());
-    assert!(connecting.wait(&mut client.qp).is_err());
+    assert!(connecting.wait(&mut client.qp.control).is_err());
     let _: Context = a;
 }
 

@@ -18,11 +18,11 @@ fn connected_with(mode: Mode, connect: ConnectOptions, accept: AcceptOptions) ->
     let (a, b) = pair(mode);
     let (mut client, mut server) = (Side::new(&a), Side::new(&b));
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
-    let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), connect).unwrap();
+    let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), connect).unwrap();
     let request = listener.next(LONG).unwrap().expect("a connection request");
-    let accepting = request.start_accept(&mut server.qp, accept).unwrap();
-    client.established = Some(connecting.wait(&mut client.qp).unwrap());
-    server.established = Some(accepting.wait(&mut server.qp).unwrap());
+    let accepting = request.start_accept(&mut server.qp.control, accept).unwrap();
+    client.established = Some(connecting.wait(&mut client.qp.control).unwrap());
+    server.established = Some(accepting.wait(&mut server.qp.control).unwrap());
     (client, server)
 }
 
@@ -36,8 +36,8 @@ fn the_responder_speaks_first_when_peer_to_peer() {
         let connect = ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL);
         let (mut client, mut server) = connected_with(mode, connect, AcceptOptions::default());
         assert!([&client, &server].iter().all(|side| side.established.as_ref().is_some_and(|it| it.peer_to_peer)));
-        client.qp.post_receive(&[ReceiveRequest::new(1, &[client.mr.sge(..16).unwrap()])]).unwrap();
-        server.qp.post_send(&[SendRequest::send_inline(2, b"first").signalled()]).unwrap();
+        client.qp.receive.post(&[ReceiveRequest::new(1, &[client.mr.sge(..16).unwrap()])]).unwrap();
+        server.qp.send.post(&[SendRequest::send_inline(2, b"first").signalled()]).unwrap();
         assert_eq!(client.expect(1).length, 5);
         server.expect(2);
         assert_eq!(client.octets(0, 5), b"first");
@@ -68,7 +68,8 @@ fn a_preference_for_peer_to_peer_falls_back_to_client_server() {
             let (a, b) = pair(mode);
             let mut client = Side::new(&a);
             let mut listener = TcpListener::bind(&b, PORT).unwrap();
-            let mut connecting = a.start_connect(&mut client.qp, listener.local_addr(), prefer.clone()).unwrap();
+            let mut connecting =
+                a.start_connect(&mut client.qp.control, listener.local_addr(), prefer.clone()).unwrap();
             let mut accept = || {
                 let (mut stream, _) = listener.accept_timeout(LONG).unwrap().expect("an attempt");
                 let request = read_frame(&mut stream, 20, 18);
@@ -88,12 +89,12 @@ fn a_preference_for_peer_to_peer_falls_back_to_client_server() {
             }
             let mut established = None;
             until(&[&a, &b], "the client is connected", || {
-                established = connecting.poll(&mut client.qp).unwrap();
+                established = connecting.poll(&mut client.qp.control).unwrap();
                 established.is_some()
             });
             assert!(established.is_some_and(|it| !it.peer_to_peer));
             // There is no indication in front of the first message.
-            client.qp.post_send(&[SendRequest::send_inline(1, b"hello")]).unwrap();
+            client.qp.send.post(&[SendRequest::send_inline(1, b"hello")]).unwrap();
             assert!(read_frame(&mut stream, 2, 0).ends_with(b"hello"));
         }
     });
@@ -106,11 +107,11 @@ fn a_peer_without_peer_to_peer_is_refused_where_it_is_required() {
         let mut client = Side::new(&a);
         let mut listener = TcpListener::bind(&b, PORT).unwrap();
         let require = ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL);
-        let connecting = a.start_connect(&mut client.qp, listener.local_addr(), require).unwrap();
+        let connecting = a.start_connect(&mut client.qp.control, listener.local_addr(), require).unwrap();
         let (mut stream, _) = listener.accept_timeout(LONG).unwrap().unwrap();
         read_frame(&mut stream, 20, 18);
         stream.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\0\x04\0\x04").unwrap();
-        let error = connecting.wait(&mut client.qp).unwrap_err();
+        let error = connecting.wait(&mut client.qp.control).unwrap_err();
         assert!(error.to_string().contains("ready-to-receive"), "{error}");
     });
 }
@@ -125,7 +126,7 @@ fn peer_to_peer_options_that_cannot_work_are_refused() {
         ConnectOptions { mpa_revision: 1, ..ConnectOptions::default().prefer_peer_to_peer(ReadyToReceiveKinds::ALL) },
         ConnectOptions { mpa_revision: 1, ..ConnectOptions::default().peer_to_peer(ReadyToReceiveKinds::ALL) },
     ] {
-        let refused = a.start_connect(&mut side.qp, "10.0.0.2:1".parse().unwrap(), options);
+        let refused = a.start_connect(&mut side.qp.control, "10.0.0.2:1".parse().unwrap(), options);
         assert!(matches!(refused, Err(uwarp::Error::Argument { .. })), "{refused:?}");
     }
 }
@@ -135,13 +136,13 @@ fn immediate_data_comes_with_the_completion() {
     in_both_modes(|mode| {
         let (mut client, mut server) = extended(mode);
         for id in 0..3 {
-            server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         }
         let octets = pattern(1, 5000);
         client.mr.write(0, &octets).unwrap();
         let source = [client.mr.sge(..5000).unwrap()];
         let (stag, offset) = (server.mr.stag(), server.mr.remote_offset());
-        let posted = client.qp.post_send(&[
+        let posted = client.qp.send.post(&[
             SendRequest::immediate(10, 1).solicited().signalled(),
             SendRequest::write(11, &source, stag, offset).with_immediate(2).signalled(),
             SendRequest::write_inline(12, b"inline", stag, offset + 8000).with_immediate(u64::MAX).signalled(),
@@ -171,7 +172,8 @@ fn atomics_change_the_peers_word() {
         let masked = CompareSwap { compare: 0x1ff, compare_mask: 0xff, swap: 7, swap_mask: 0xf };
         client
             .qp
-            .post_send(&[
+            .send
+            .post(&[
                 SendRequest::fetch_add(1, stag, offset + 16, 2).signalled(),
                 SendRequest::compare_swap(2, stag, offset + 16, 42, 0xff).signalled(),
                 SendRequest::compare_swap(3, stag, offset + 16, 42, 1).signalled(),
@@ -184,7 +186,7 @@ fn atomics_change_the_peers_word() {
         }
         assert_eq!(server.mr.load_acquire_u64(16).unwrap(), 0x07);
         // A FetchAdd of nothing is the harmless probe (RFC 7306 §1.1).
-        client.qp.post_send(&[SendRequest::fetch_add(6, stag, offset + 16, 0).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::fetch_add(6, stag, offset + 16, 0).signalled()]).unwrap();
         assert_eq!(client.expect(6).original_value(), Some(7));
         assert_eq!(server.mr.fetch_add_u64(16, 1).unwrap(), 7);
         assert_eq!(server.cq.poll_one(), None, "the responder's application is told nothing");
@@ -199,7 +201,7 @@ fn what_was_not_agreed_cannot_be_posted() {
         SendRequest::fetch_add(1, 2, 0, 4),
         SendRequest::write(1, &[], 1, 0).with_commit(),
     ] {
-        let error = client.qp.post_send(&[request]).unwrap_err();
+        let error = client.qp.send.post(&[request]).unwrap_err();
         assert!(matches!(error.reason, PostErrorReason::NotAgreed { .. }), "{error}");
     }
     let capabilities = client.context.capabilities();
@@ -235,18 +237,18 @@ fn a_lock_in_the_peers_memory_excludes() {
         let mut client = Side::new(&a);
         let mut server = shared_domain.create_queue_pair(&QueuePairOptions::new(&server_cq)).unwrap();
         let connect = ConnectOptions::default().features(ALL);
-        let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), connect).unwrap();
+        let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), connect).unwrap();
         let request = listener.next(LONG).unwrap().expect("a request");
-        let accepting = request.start_accept(&mut server, AcceptOptions::default().features(ALL)).unwrap();
-        connecting.wait(&mut client.qp).unwrap();
-        accepting.wait(&mut server).unwrap();
+        let accepting = request.start_accept(&mut server.control, AcceptOptions::default().features(ALL)).unwrap();
+        connecting.wait(&mut client.qp.control).unwrap();
+        accepting.wait(&mut server.control).unwrap();
         clients.push(client);
         servers.push(server);
     }
     let (stag, offset) = (memory.stag(), memory.remote_offset());
     // The first takes the lock; the second finds it taken, and gets it when the first has given it back.
     let take = |client: &mut Side, id: u64, from: u64, to: u64| {
-        client.qp.post_send(&[SendRequest::compare_swap(id, stag, offset, from, to).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::compare_swap(id, stag, offset, from, to).signalled()]).unwrap();
         client.expect(id).original_value().unwrap()
     };
     let [first, second] = &mut clients[..] else { panic!("two clients") };
@@ -275,12 +277,12 @@ fn eight_queue_pairs_on_two_engines_and_a_thread_lose_no_addition() {
         let mut client = client_domain.create_queue_pair(&QueuePairOptions::new(&cq).depth(32, 1)).unwrap();
         let mut server = domain.create_queue_pair(&QueuePairOptions::new(&server_cq).depth(1, 1)).unwrap();
         let connect = ConnectOptions::default().features(ALL);
-        let connecting = a.start_connect(&mut client, b.socket_address(PORT), connect).unwrap();
+        let connecting = a.start_connect(&mut client.control, b.socket_address(PORT), connect).unwrap();
         let request = listener.next(LONG).unwrap().expect("a request");
         engines.insert(request.engine());
-        let accepting = request.start_accept(&mut server, AcceptOptions::default().features(ALL)).unwrap();
-        connecting.wait(&mut client).unwrap();
-        accepting.wait(&mut server).unwrap();
+        let accepting = request.start_accept(&mut server.control, AcceptOptions::default().features(ALL)).unwrap();
+        connecting.wait(&mut client.control).unwrap();
+        accepting.wait(&mut server.control).unwrap();
         clients.push(client);
         servers.push(server);
     }
@@ -308,7 +310,7 @@ fn eight_queue_pairs_on_two_engines_and_a_thread_lose_no_addition() {
                     // Every other one by the masked way, whose one field is the whole word.
                     let mask = if *posted % 2 == 0 { 0 } else { 1 << 63 };
                     let request = SendRequest::fetch_add_masked(*posted, stag, offset + 8, 1, mask).signalled();
-                    match client.post_send(&[request]) {
+                    match client.send.post(&[request]) {
                         Ok(_) => (*posted, under_way) = (*posted + 1, under_way + 1),
                         Err(error) if error.is_full() => break,
                         Err(error) => panic!("{error}"),
@@ -317,7 +319,8 @@ fn eight_queue_pairs_on_two_engines_and_a_thread_lose_no_addition() {
             }
             let Some(one) = cq.next(LONG).unwrap() else { panic!("nothing completes: {:#?}", b.stats()) };
             assert_eq!(one.status, Status::Success);
-            let place = clients.iter().position(|client| client.number() == one.queue_pair).expect("one of ours");
+            let place =
+                clients.iter().position(|client| client.control.number() == one.queue_pair).expect("one of ours");
             // What one queue pair finds only grows.
             let original = one.original_value().unwrap();
             assert!(one.id == 0 || original > seen[place], "{original} after {}", seen[place]);
@@ -341,14 +344,15 @@ fn a_stream_with_markers_carries_every_operation() {
             assert_eq!((established.receive_markers, established.transmit_markers), (here, there));
             let octets = pattern(9, 100_000);
             client.mr.write(0, &octets).unwrap();
-            server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(200_000..300_000).unwrap()])]).unwrap();
-            server.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(200_000..300_000).unwrap()])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(2, &[])]).unwrap();
             let source = [client.mr.sge(..100_000).unwrap()];
             let sink = [client.mr.sge(500_000..600_000).unwrap()];
             let (stag, offset) = (server.mr.stag(), server.mr.remote_offset());
             client
                 .qp
-                .post_send(&[
+                .send
+                .post(&[
                     SendRequest::send(1, &source).signalled(),
                     SendRequest::write(2, &source, stag, offset).with_immediate(77).signalled(),
                     SendRequest::read(3, &sink, stag, offset).signalled(),
@@ -390,27 +394,27 @@ fn polled(side: &mut Side) -> uwarp::Completion {
 fn an_armed_queue_may_wait_for_solicited_events_only() {
     let (mut client, mut server) = extended(Mode::Threaded);
     for id in 0..4 {
-        server.qp.post_receive(&[ReceiveRequest::new(id, &[server.mr.sge(..16).unwrap()])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(id, &[server.mr.sge(..16).unwrap()])]).unwrap();
     }
     server.cq.arm_solicited();
-    client.qp.post_send(&[SendRequest::send_inline(1, b"quiet")]).unwrap();
+    client.qp.send.post(&[SendRequest::send_inline(1, b"quiet")]).unwrap();
     assert_eq!(polled(&mut server).id, 0);
     assert!(!is_readable(&server.cq, Duration::from_millis(50)), "woken by an ordinary Send");
-    client.qp.post_send(&[SendRequest::send_inline(1, b"loud").solicited()]).unwrap();
+    client.qp.send.post(&[SendRequest::send_inline(1, b"loud").solicited()]).unwrap();
     assert!(is_readable(&server.cq, LONG));
     assert_eq!(server.cq.take_events(), 1);
     assert_eq!(polled(&mut server).id, 1);
     // Immediate Data too.
     server.cq.arm_solicited();
-    client.qp.post_send(&[SendRequest::immediate(1, 1), SendRequest::immediate(1, 2).solicited()]).unwrap();
+    client.qp.send.post(&[SendRequest::immediate(1, 1), SendRequest::immediate(1, 2).solicited()]).unwrap();
     assert!(is_readable(&server.cq, LONG));
     assert_eq!(server.cq.take_events(), 1);
     assert_eq!(polled(&mut server).id, 2);
     assert_eq!(polled(&mut server).id, 3);
     // And the failure of work.
-    server.qp.post_receive(&[ReceiveRequest::new(9, &[])]).unwrap();
+    server.qp.receive.post(&[ReceiveRequest::new(9, &[])]).unwrap();
     server.cq.arm_solicited();
-    client.qp.abort();
+    client.qp.control.abort();
     assert!(is_readable(&server.cq, LONG));
     assert_eq!(server.cq.take_events(), 1);
     assert_eq!(polled(&mut server).status, Status::Flushed);

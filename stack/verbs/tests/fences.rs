@@ -25,11 +25,11 @@ fn connect_with_atomics(client: &mut Side, server: &mut Side) {
     let mut listener = server.context.listen(PORT, ListenOptions::default()).unwrap();
     let peer = server.context.socket_address(PORT);
     let options = ConnectOptions::default().features(features);
-    let connecting = client.context.start_connect(&mut client.qp, peer, options).unwrap();
+    let connecting = client.context.start_connect(&mut client.qp.control, peer, options).unwrap();
     let request = listener.next(LONG).unwrap().unwrap();
-    let accepting = request.start_accept(&mut server.qp, AcceptOptions::default().features(features)).unwrap();
-    connecting.wait(&mut client.qp).unwrap();
-    accepting.wait(&mut server.qp).unwrap();
+    let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default().features(features)).unwrap();
+    connecting.wait(&mut client.qp.control).unwrap();
+    accepting.wait(&mut server.qp.control).unwrap();
 }
 
 /// Does something with the beginning of a region of the server, and gives how that ended.
@@ -40,7 +40,7 @@ fn access(client: &mut Side, kind: Access, (stag, offset): (u32, u64)) -> Status
         Access::REMOTE_READ => SendRequest::read(1, &own, stag, offset),
         _ => SendRequest::fetch_add(1, stag, offset, 1),
     };
-    client.qp.post_send(&[request.signalled()]).unwrap();
+    client.qp.send.post(&[request.signalled()]).unwrap();
     client.complete().status
 }
 
@@ -50,9 +50,9 @@ fn refused(client: &mut Side, server: &mut Side, kind: Access, target: (u32, u64
     // A Write completes when TCP has it.
     assert!(status == Status::RemoteAccess || kind == Access::REMOTE_WRITE, "{kind:?}: {status:?}");
     for side in [client, &mut *server] {
-        assert!(side.qp.wait_disconnected(LONG).unwrap());
+        assert!(side.qp.control.wait_disconnected(LONG).unwrap());
     }
-    server.qp.disconnect_reason()
+    server.qp.control.disconnect_reason()
 }
 
 #[test]
@@ -62,20 +62,20 @@ fn a_peer_may_do_what_region_and_queue_pair_allow() {
             let (a, b) = pair(mode);
             let (mut client, mut server) = (Side::new(&a), Side::new(&b));
             let whole = (server.mr.stag(), server.mr.remote_offset());
-            assert_eq!(server.qp.query().access, Access::ALL);
+            assert_eq!(server.qp.control.query().access, Access::ALL);
             // Before and during a connection, and like new behind it.
             for early in [true, false] {
                 if early {
-                    server.qp.modify(changed(without(kind))).unwrap();
+                    server.qp.control.modify(changed(without(kind))).unwrap();
                 }
                 connect_with_atomics(&mut client, &mut server);
                 if !early {
                     for kind in KINDS {
                         assert_eq!(access(&mut client, kind, whole), Status::Success);
                     }
-                    server.qp.modify(changed(without(kind))).unwrap();
+                    server.qp.control.modify(changed(without(kind))).unwrap();
                 }
-                assert_eq!(server.qp.query().access, without(kind));
+                assert_eq!(server.qp.control.query().access, without(kind));
                 for other in KINDS.into_iter().filter(|other| *other != kind) {
                     assert_eq!(access(&mut client, other, whole), Status::Success);
                 }
@@ -87,9 +87,9 @@ fn a_peer_may_do_what_region_and_queue_pair_allow() {
                 let by_queue_pair = refused(&mut client, &mut server, kind, whole);
                 assert_eq!(server.octets(0, LENGTH), before);
                 for side in [&mut client, &mut server] {
-                    side.qp.reset().unwrap();
+                    side.qp.control.reset(&mut side.qp.send).unwrap();
                 }
-                assert_eq!(server.qp.query().access, Access::ALL);
+                assert_eq!(server.qp.control.query().access, Access::ALL);
                 // As of a region without the right.
                 connect_with_atomics(&mut client, &mut server);
                 let region = server.pd.register(vec![0; LENGTH], without(kind)).unwrap();
@@ -98,7 +98,7 @@ fn a_peer_may_do_what_region_and_queue_pair_allow() {
                 assert!(matches!(by_region, Some(DisconnectReason::LocalTerminated(_))), "{by_region:?}");
                 assert_eq!(by_queue_pair, by_region, "{kind:?}");
                 for side in [&mut client, &mut server] {
-                    side.qp.reset().unwrap();
+                    side.qp.control.reset(&mut side.qp.send).unwrap();
                 }
             }
         }
@@ -116,15 +116,15 @@ fn a_fence_stops_a_stream_of_writes() {
                 client.mr.write(0, &[round as u8; 8]).unwrap();
                 let own = [client.mr.sge(..8).unwrap()];
                 let request = SendRequest::write(round, &own, target.0, target.1).signalled();
-                if client.qp.post_send(&[request]).is_err() || !client.complete().status.is_success() {
+                if client.qp.send.post(&[request]).is_err() || !client.complete().status.is_success() {
                     return;
                 }
             }
         });
         until(&[], "the first Write", || server.mr.load_acquire_u8(0).unwrap() != 0);
-        server.qp.modify(changed(Access::LOCAL_READ)).unwrap();
+        server.qp.control.modify(changed(Access::LOCAL_READ)).unwrap();
         let fenced = server.octets(0, 8);
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
         writer.join().unwrap();
         assert_eq!(server.octets(0, 8), fenced);
     }

@@ -67,8 +67,8 @@ fn messages_arrive_by_polling_alone_while_the_threads_stand_back() {
             poll_until_relieved(&mut server);
             poll_until_relieved(&mut client);
         }
-        server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
-        client.qp.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
+        client.qp.send.post(&[SendRequest::send(id, &[]).signalled()]).unwrap();
         poll(&mut client, id);
         poll(&mut server, id);
     }
@@ -78,9 +78,9 @@ fn messages_arrive_by_polling_alone_while_the_threads_stand_back() {
 fn an_application_that_polls_and_then_waits_is_woken() {
     let (mut client, mut server) = pair_that_polls(false);
     for id in 0..20 {
-        server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         poll_until_relieved(&mut server);
-        client.qp.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::send(id, &[]).signalled()]).unwrap();
         server.expect(id);
         client.expect(id);
     }
@@ -94,7 +94,7 @@ fn a_peer_gets_acknowledgments_of_an_application_that_has_stopped_polling() {
         poll_until_relieved(&mut server);
         let octet = [id as u8];
         let write = SendRequest::write_inline(id, &octet, stag, offset).complete_on_ack().signalled();
-        client.qp.post_send(&[write]).unwrap();
+        client.qp.send.post(&[write]).unwrap();
         client.expect(id);
     }
 }
@@ -130,8 +130,8 @@ fn two_threads_poll_two_queues_of_one_context() {
         for (mut client, mut server) in pairs {
             scope.spawn(move || {
                 for id in 0..500 {
-                    server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
-                    client.qp.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
+                    server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
+                    client.qp.send.post(&[SendRequest::send(id, &[]).signalled()]).unwrap();
                     poll(&mut client, id);
                     poll(&mut server, id);
                     if id % 100 == 0 {

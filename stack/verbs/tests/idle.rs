@@ -39,7 +39,7 @@ fn messages_to_engines_that_are_about_to_sleep_arrive() {
     let mut random = fastrand::Rng::with_seed(1);
     let before = [sleeps(&first), sleeps(&second)];
     for id in 0..1000 {
-        server.qp.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
         // Before, while and after an engine falls asleep.
         let (pause, start) = (Duration::from_micros(random.u64(0..150)), Instant::now());
         while start.elapsed() < pause {
@@ -48,7 +48,7 @@ fn messages_to_engines_that_are_about_to_sleep_arrive() {
         if id % 10 == 0 {
             std::thread::sleep(Duration::from_millis(2));
         }
-        client.qp.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::send(id, &[]).signalled()]).unwrap();
         server.expect(id);
         client.expect(id);
     }
@@ -81,9 +81,9 @@ fn a_thread_that_waits_for_an_inline_engine_sleeps() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let request = listener.next(LONG).unwrap().expect("a connection request");
-            request.accept(&mut server.qp, AcceptOptions::default()).unwrap();
+            request.accept(&mut server.qp.control, AcceptOptions::default()).unwrap();
         });
-        first.connect(&mut client.qp, second.socket_address(PORT), ConnectOptions::default()).unwrap();
+        first.connect(&mut client.qp.control, second.socket_address(PORT), ConnectOptions::default()).unwrap();
     });
     assert!(!client.cq.wait(Duration::from_millis(1500)).unwrap());
     let before = own_sleeps();
@@ -92,15 +92,15 @@ fn a_thread_that_waits_for_an_inline_engine_sleeps() {
     assert!(own <= 20, "an idle wait woke {own} times in 2 s");
 
     // A message ends the sleep. The initiator has to speak first.
-    server.qp.post_receive(&[ReceiveRequest::new(3, &[])]).unwrap();
-    client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-    client.qp.post_send(&[SendRequest::send(2, &[]).signalled()]).unwrap();
+    server.qp.receive.post(&[ReceiveRequest::new(3, &[])]).unwrap();
+    client.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+    client.qp.send.post(&[SendRequest::send(2, &[]).signalled()]).unwrap();
     client.expect(2);
     server.expect(3);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(50));
-            server.qp.post_send(&[SendRequest::send(4, &[]).signalled()]).unwrap();
+            server.qp.send.post(&[SendRequest::send(4, &[]).signalled()]).unwrap();
             server.expect(4);
         });
         client.expect(1);

@@ -68,7 +68,7 @@ fn a_closed_context_leaves_nothing_behind() {
         let mut before = 0;
         for round in 0..5 {
             let (mut client, server) = connected(mode);
-            client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+            client.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
             let Side { qp, cq, mr, pd, context, .. } = client;
             context.close().unwrap();
             drop(qp);
@@ -91,10 +91,10 @@ fn calls_after_closing_fail_clearly() {
         assert!(client.context.create_completion_queue(4).is_err());
         assert!(client.pd.register(vec![0; 4], Access::ALL).is_err());
         assert!(client.context.listen(PORT, ListenOptions::default()).is_err());
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         assert!(client.cq.wait(Duration::from_millis(1)).is_err());
         // The peer has seen an orderly end.
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
     });
 }
 
@@ -102,10 +102,10 @@ fn calls_after_closing_fail_clearly() {
 fn dropping_a_queue_pair_flushes_its_work() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[]), ReceiveRequest::new(2, &[])]).unwrap();
-        let number = server.qp.number();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[]), ReceiveRequest::new(2, &[])]).unwrap();
+        let number = server.qp.control.number();
         drop(server.qp);
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         drop(client.qp);
         for id in [1, 2] {
             let flushed = server.cq.next(LONG).unwrap().unwrap();
@@ -126,7 +126,8 @@ fn what_was_completed_is_delivered_although_everything_is_dropped() {
             client.mr.write(0, &octets).unwrap();
             client
                 .qp
-                .post_send(&[SendRequest::write(
+                .send
+                .post(&[SendRequest::write(
                     1,
                     &[client.mr.sge(..octets.len()).unwrap()],
                     server.mr.stag(),
@@ -137,7 +138,7 @@ fn what_was_completed_is_delivered_although_everything_is_dropped() {
             client.expect(1);
             // As if main returned now. Inline, both engines share this thread, and closing turns both.
             drop(client);
-            assert!(server.qp.wait_disconnected(LONG).unwrap());
+            assert!(server.qp.control.wait_disconnected(LONG).unwrap());
             assert!(server.octets(0, octets.len()) == octets, "seed {seed}");
         }
     });
@@ -173,17 +174,15 @@ fn nothing_is_left_of_many_connections() {
             connect_by(&mut listener, &mut client, &mut server);
             server
                 .qp
-                .post_receive(&[
-                    ReceiveRequest::new(round, &[server.mr.sge(..100).unwrap()]),
-                    ReceiveRequest::new(round, &[]),
-                ])
+                .receive
+                .post(&[ReceiveRequest::new(round, &[server.mr.sge(..100).unwrap()]), ReceiveRequest::new(round, &[])])
                 .unwrap();
-            client.qp.post_send(&[SendRequest::send(round, &[client.mr.sge(..100).unwrap()]).signalled()]).unwrap();
+            client.qp.send.post(&[SendRequest::send(round, &[client.mr.sge(..100).unwrap()]).signalled()]).unwrap();
             client.expect(round);
             server.expect(round);
             match round % 3 {
-                0 => client.qp.disconnect(),
-                1 => server.qp.abort(),
+                0 => client.qp.control.disconnect(),
+                1 => server.qp.control.abort(),
                 _ => {}
             }
         }
@@ -216,11 +215,12 @@ fn numbers_come_back_when_connections_have_ended() {
                 }
             };
             let mut server = Side::new(&b);
-            let connecting = a.start_connect(&mut client.0, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+            let connecting =
+                a.start_connect(&mut client.0.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
             let request = listener.next(LONG).unwrap().unwrap();
-            let accepting = request.start_accept(&mut server.qp, AcceptOptions::default()).unwrap();
-            let _ = connecting.wait(&mut client.0).unwrap();
-            let _ = accepting.wait(&mut server.qp).unwrap();
+            let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default()).unwrap();
+            let _ = connecting.wait(&mut client.0.control).unwrap();
+            let _ = accepting.wait(&mut server.qp.control).unwrap();
         }
     });
 }
@@ -239,7 +239,7 @@ fn a_completion_queues_number_comes_back_when_its_queue_pairs_are_gone() {
             });
             let cq = queue.unwrap();
             let mut qp = a.allocate_domain().create_queue_pair(&QueuePairOptions::new(&cq)).unwrap();
-            let refused = a.connect(&mut qp, b.socket_address(PORT), ConnectOptions::default());
+            let refused = a.connect(&mut qp.control, b.socket_address(PORT), ConnectOptions::default());
             assert!(refused.is_err(), "nobody listens");
             // The queue pair is with an engine, and holds the queue until that has forgotten it.
             drop(qp);
@@ -251,15 +251,17 @@ fn a_completion_queues_number_comes_back_when_its_queue_pairs_are_gone() {
 fn a_queue_pair_that_is_gone_shares_its_domain_with_nobody() {
     in_both_modes(|mode| {
         let (mut first, mut server) = connected(mode);
-        first.qp.disconnect();
-        assert!(first.qp.wait_disconnected(LONG).unwrap() && server.qp.wait_disconnected(LONG).unwrap());
+        first.qp.control.disconnect();
+        assert!(
+            first.qp.control.wait_disconnected(LONG).unwrap() && server.qp.control.wait_disconnected(LONG).unwrap()
+        );
         server.qp = server.pd.create_queue_pair(&QueuePairOptions::new(&server.cq)).unwrap();
         let mut second = Side::new(&first.context);
         connect(&mut second, &mut server);
         second.speak_first(&server);
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
         // Of the whole domain, which is one queue pair's alone now (RFC 5040 §8.1.1).
-        second.qp.post_send(&[SendRequest::send(2, &[]).invalidate(server.mr.stag())]).unwrap();
+        second.qp.send.post(&[SendRequest::send(2, &[]).invalidate(server.mr.stag())]).unwrap();
         assert_eq!(server.expect(1).invalidated_stag(), Some(server.mr.stag()));
     });
 }

@@ -17,14 +17,16 @@ fn a_send_fills_the_peers_receive() {
         // Both are made of several pieces that do not match.
         server
             .qp
-            .post_receive(&[ReceiveRequest::new(
+            .receive
+            .post(&[ReceiveRequest::new(
                 7,
                 &[server.mr.sge(100..4_100).unwrap(), server.mr.sge(50_000..60_000).unwrap()],
             )])
             .unwrap();
         client
             .qp
-            .post_send(&[SendRequest::send(
+            .send
+            .post(&[SendRequest::send(
                 8,
                 &[
                     client.mr.sge(0..1).unwrap(),
@@ -37,7 +39,7 @@ fn a_send_fills_the_peers_receive() {
         let received = server.expect(7);
         assert_eq!(received.opcode, CompletionOpcode::Receive);
         assert_eq!(received.length, 10_000);
-        assert_eq!(received.queue_pair, server.qp.number());
+        assert_eq!(received.queue_pair, server.qp.control.number());
         assert_eq!(server.octets(100, 4_000), octets[..4_000]);
         assert_eq!(server.octets(50_000, 6_000), octets[4_000..]);
         assert_eq!(client.expect(8).opcode, CompletionOpcode::Send);
@@ -56,7 +58,8 @@ fn a_write_arrives_without_the_peers_help() {
             client.mr.write(0, &octets).unwrap();
             client
                 .qp
-                .post_send(&[SendRequest::write(
+                .send
+                .post(&[SendRequest::write(
                     9,
                     &[client.mr.sge(..length).unwrap()],
                     server.mr.stag(),
@@ -83,7 +86,8 @@ fn a_read_fetches_the_peers_memory() {
             server.mr.write(0, &octets).unwrap();
             client
                 .qp
-                .post_send(&[SendRequest::read(
+                .send
+                .post(&[SendRequest::read(
                     3,
                     &[client.mr.sge(..length).unwrap()],
                     server.mr.stag(),
@@ -109,7 +113,8 @@ fn reads_beyond_the_peers_limit_wait_their_turn() {
             let sink = [client.mr.sge(index * 1_000..(index + 1) * 1_000).unwrap()];
             client
                 .qp
-                .post_send(&[SendRequest::read(index as u64, &sink, stag, offset + 1_000 * index as u64).signalled()])
+                .send
+                .post(&[SendRequest::read(index as u64, &sink, stag, offset + 1_000 * index as u64).signalled()])
                 .unwrap();
         }
         for index in 0..64 {
@@ -134,8 +139,8 @@ fn a_list_is_posted_in_order_and_only_the_signalled_complete() {
             })
             .collect();
         list.push(SendRequest::send(99, &[]).signalled());
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-        assert_eq!(client.qp.post_send(&list), Ok(65));
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+        assert_eq!(client.qp.send.post(&list), Ok(65));
         client.expect(99);
         // The Send comes behind the Writes.
         assert_eq!(server.expect(1).length, 0);
@@ -149,16 +154,16 @@ fn inline_octets_are_free_at_once() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
         for length in [0, 1, 31, 32, 33, 96, 97, 256] {
-            server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..1_000).unwrap()])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..1_000).unwrap()])]).unwrap();
             let mut octets = pattern(length as u64, length);
             let expected = octets.clone();
-            client.qp.post_send(&[SendRequest::send_inline(2, &octets).signalled()]).unwrap();
+            client.qp.send.post(&[SendRequest::send_inline(2, &octets).signalled()]).unwrap();
             octets.fill(0);
             assert_eq!(server.expect(1).length, length as u32);
             assert_eq!(server.octets(0, length), expected);
             client.expect(2);
         }
-        let error = client.qp.post_send(&[SendRequest::send_inline(3, &[0; 257])]).unwrap_err();
+        let error = client.qp.send.post(&[SendRequest::send_inline(3, &[0; 257])]).unwrap_err();
         assert_eq!(error.reason, PostErrorReason::InlineTooLong { limit: 256 });
     });
 }
@@ -172,12 +177,12 @@ fn work_on_many_queue_pairs_and_from_another_thread_waits_for_the_next_turn() {
         .map(|_| {
             let (mut client, mut server) = (Side::new(&a), Side::new(&b));
             connect_by(&mut listener, &mut client, &mut server);
-            server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
             (client, server)
         })
         .collect();
     for (number, (client, _)) in pairs.iter_mut().enumerate() {
-        client.qp.post_send(&[SendRequest::send_inline(0, &number.to_le_bytes())]).unwrap();
+        client.qp.send.post(&[SendRequest::send_inline(0, &number.to_le_bytes())]).unwrap();
     }
     for (number, (_, server)) in pairs.iter_mut().enumerate() {
         server.expect(1);
@@ -185,9 +190,9 @@ fn work_on_many_queue_pairs_and_from_another_thread_waits_for_the_next_turn() {
     }
     // The engine is on this thread, who posts is not.
     let (client, server) = &mut pairs[0];
-    server.qp.post_receive(&[ReceiveRequest::new(2, &[server.mr.sge(..8).unwrap()])]).unwrap();
+    server.qp.receive.post(&[ReceiveRequest::new(2, &[server.mr.sge(..8).unwrap()])]).unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| client.qp.post_send(&[SendRequest::send_inline(0, b"elsewhen")]).unwrap());
+        scope.spawn(|| client.qp.send.post(&[SendRequest::send_inline(0, b"elsewhen")]).unwrap());
     });
     server.expect(2);
     assert_eq!(server.octets(0, 8), b"elsewhen");
@@ -202,11 +207,11 @@ fn a_full_queue_takes_what_fits_and_loses_nothing() {
         // Not connected: receives pile up until the queue is full.
         let sge = [server.mr.sge(..4).unwrap()];
         let list: Vec<_> = (0..100).map(|id| ReceiveRequest::new(id, &sge)).collect();
-        let error = server.qp.post_receive(&list).unwrap_err();
+        let error = server.qp.receive.post(&list).unwrap_err();
         assert!(error.is_full());
         assert!((16..100).contains(&error.posted), "{}", error.posted);
         let posted = error.posted as u64;
-        let error = client.qp.post_send(&[SendRequest::send_inline(0, b"early")]).unwrap_err();
+        let error = client.qp.send.post(&[SendRequest::send_inline(0, b"early")]).unwrap_err();
         assert_eq!(error.reason, PostErrorReason::NotConnected);
         connect(&mut client, &mut server);
         let (mut next_send, mut next_receive) = (0_u32, posted);
@@ -215,7 +220,7 @@ fn a_full_queue_takes_what_fits_and_loses_nothing() {
             while next_send < 100 && u64::from(next_send) < next_receive {
                 let octets = next_send.to_le_bytes();
                 let request = SendRequest::send_inline(u64::from(next_send), &octets);
-                match client.qp.post_send(&[request]) {
+                match client.qp.send.post(&[request]) {
                     Ok(_) => next_send += 1,
                     Err(error) if error.is_full() => break,
                     Err(error) => panic!("{error}"),
@@ -223,7 +228,7 @@ fn a_full_queue_takes_what_fits_and_loses_nothing() {
             }
             let received = server.expect(u64::from(expected));
             assert_eq!(received.length, 4);
-            server.qp.post_receive(&[ReceiveRequest::new(next_receive, &sge)]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(next_receive, &sge)]).unwrap();
             next_receive += 1;
         }
     });
@@ -244,8 +249,8 @@ fn a_request_of_many_pieces_takes_several_slots() {
             (0..uwarp::MAX_SGE).map(|index| server.mr.sge(index * 1_000..index * 1_000 + 100).unwrap()).collect();
         for id in 0..50 {
             server.mr.fill(0..REGION, 0).unwrap();
-            server.qp.post_receive(&[ReceiveRequest::new(id, &into)]).unwrap();
-            client.qp.post_send(&[SendRequest::send(id, &from).signalled()]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(id, &into)]).unwrap();
+            client.qp.send.post(&[SendRequest::send(id, &from).signalled()]).unwrap();
             server.expect(id);
             client.expect(id);
             for index in 0..uwarp::MAX_SGE {
@@ -261,12 +266,16 @@ fn a_send_with_invalidate_revokes_the_peers_stag() {
         let (mut client, mut server) = connected(mode);
         let window = server
             .pd
-            .register(vec![0; 4096], RegionOptions::new(Access::REMOTE_WRITE).scope(RegionScope::QueuePair(&server.qp)))
+            .register(
+                vec![0; 4096],
+                RegionOptions::new(Access::REMOTE_WRITE).scope(RegionScope::QueuePair(&server.qp.control)),
+            )
             .unwrap();
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
         client
             .qp
-            .post_send(&[
+            .send
+            .post(&[
                 SendRequest::write_inline(1, b"before", window.stag(), window.remote_offset()),
                 SendRequest::send(2, &[]).invalidate(window.stag()).solicited().signalled(),
             ])
@@ -275,8 +284,8 @@ fn a_send_with_invalidate_revokes_the_peers_stag() {
         assert_eq!(server.expect(1).invalidated_stag(), Some(window.stag()));
         assert_eq!(window.to_vec(0, 6).unwrap(), b"before");
         // Written once more, it is refused, and that ends the stream.
-        client.qp.post_send(&[SendRequest::write_inline(3, b"after", window.stag(), window.remote_offset())]).unwrap();
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        client.qp.send.post(&[SendRequest::write_inline(3, b"after", window.stag(), window.remote_offset())]).unwrap();
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         assert_eq!(window.to_vec(0, 6).unwrap(), b"before");
     });
 }
@@ -291,22 +300,23 @@ fn a_write_without_the_right_is_refused_and_costs_its_own_connection_only() {
         connect_by(&mut listener, &mut client, &mut server);
         connect_by(&mut listener, &mut client2, &mut server2);
         let secret = server.pd.register(vec![7; 64], Access::REMOTE_READ).unwrap();
-        server.qp.post_receive(&[ReceiveRequest::new(5, &[])]).unwrap();
-        client.qp.post_send(&[SendRequest::write_inline(1, b"x", secret.stag(), secret.remote_offset())]).unwrap();
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        server.qp.receive.post(&[ReceiveRequest::new(5, &[])]).unwrap();
+        client.qp.send.post(&[SendRequest::write_inline(1, b"x", secret.stag(), secret.remote_offset())]).unwrap();
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         let flushed = server.complete();
         assert_eq!((flushed.id, flushed.status), (5, Status::Flushed));
         assert!(
-            matches!(client.qp.disconnect_reason(), Some(uwarp::DisconnectReason::PeerTerminated(_))),
+            matches!(client.qp.control.disconnect_reason(), Some(uwarp::DisconnectReason::PeerTerminated(_))),
             "{:?}",
-            client.qp.disconnect_reason()
+            client.qp.control.disconnect_reason()
         );
         assert_eq!(secret.to_vec(0, 1).unwrap(), [7]);
         // The other connection does not notice.
         client2
             .qp
-            .post_send(&[SendRequest::write_inline(2, b"y", server2.mr.stag(), server2.mr.remote_offset()).signalled()])
+            .send
+            .post(&[SendRequest::write_inline(2, b"y", server2.mr.stag(), server2.mr.remote_offset()).signalled()])
             .unwrap();
         client2.expect(2);
         server2.await_octet(0, b'y');
@@ -317,11 +327,11 @@ fn a_write_without_the_right_is_refused_and_costs_its_own_connection_only() {
 fn a_send_longer_than_the_receive_fails_both_sides() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..4).unwrap()])]).unwrap();
-        client.qp.post_send(&[SendRequest::send_inline(2, b"too long")]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..4).unwrap()])]).unwrap();
+        client.qp.send.post(&[SendRequest::send_inline(2, b"too long")]).unwrap();
         let failed = server.complete();
         assert_eq!((failed.id, failed.status), (1, Status::LocalLength));
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
     });
 }
 
@@ -332,12 +342,8 @@ fn local_memory_without_the_right_fails_the_request() {
         let read_only = client.pd.register(vec![0; 64], Access::LOCAL_READ).unwrap();
         client
             .qp
-            .post_send(&[SendRequest::read(
-                4,
-                &[read_only.sge(..).unwrap()],
-                server.mr.stag(),
-                server.mr.remote_offset(),
-            )])
+            .send
+            .post(&[SendRequest::read(4, &[read_only.sge(..).unwrap()], server.mr.stag(), server.mr.remote_offset())])
             .unwrap();
         let failed = client.complete();
         assert_eq!((failed.id, failed.status), (4, Status::LocalProtection));
@@ -355,7 +361,8 @@ fn completing_when_acknowledged_waits_for_the_peer() {
         a.set_faults(Some(everything_lost)).unwrap();
         client
             .qp
-            .post_send(&[SendRequest::write_inline(1, b"z", server.mr.stag(), server.mr.remote_offset()).signalled()])
+            .send
+            .post(&[SendRequest::write_inline(1, b"z", server.mr.stag(), server.mr.remote_offset()).signalled()])
             .unwrap();
         let early = client.cq.next(std::time::Duration::from_millis(30)).unwrap();
         assert_eq!(early, None, "completed although nothing can arrive");
@@ -391,14 +398,14 @@ fn messages_may_be_as_long_as_their_length_can_say() {
         let completion = side.cq.next(10 * LONG).unwrap().expect("it ends");
         assert_eq!((completion.id, completion.status, completion.length as usize), (id, Status::Success, length));
     };
-    server.qp.post_receive(&[ReceiveRequest::new(1, &[sink.sge(..).unwrap()])]).unwrap();
+    server.qp.receive.post(&[ReceiveRequest::new(1, &[sink.sge(..).unwrap()])]).unwrap();
     let all = [source.sge(..).unwrap()];
-    client.qp.post_send(&[SendRequest::send(2, &all).signalled()]).unwrap();
+    client.qp.send.post(&[SendRequest::send(2, &all).signalled()]).unwrap();
     finish(&mut server, 1);
     finish(&mut client, 2);
     arrived(&sink);
 
-    client.qp.post_send(&[SendRequest::write(3, &all, sink.stag(), sink.remote_offset()).signalled()]).unwrap();
+    client.qp.send.post(&[SendRequest::write(3, &all, sink.stag(), sink.remote_offset()).signalled()]).unwrap();
     finish(&mut client, 3);
     let deadline = std::time::Instant::now() + LONG;
     while sink.load_acquire_u8(length - 1).unwrap() == 0 {
@@ -408,7 +415,7 @@ fn messages_may_be_as_long_as_their_length_can_say() {
     arrived(&sink);
 
     let into = [sink.sge(..).unwrap()];
-    server.qp.post_send(&[SendRequest::read(4, &into, source.stag(), source.remote_offset()).signalled()]).unwrap();
+    server.qp.send.post(&[SendRequest::read(4, &into, source.stag(), source.remote_offset()).signalled()]).unwrap();
     finish(&mut server, 4);
     arrived(&sink);
 }

@@ -76,19 +76,19 @@ fn a_connection_may_come_from_a_reserved_port_and_takes_no_other_by_chance() {
         assert!(matches!(a.listen(0, ListenOptions::default()), Err(Error::NoPort { .. })));
         let peer = b.socket_address(PORT);
         let mut clients = [Side::new(&a), Side::new(&a), Side::new(&a)];
-        let first = a.start_connect(&mut clients[0].qp, peer, ConnectOptions::default()).unwrap();
+        let first = a.start_connect(&mut clients[0].qp.control, peer, ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
         assert_eq!(request.peer().port(), 5_000);
-        let second = a.connect(&mut clients[1].qp, peer, ConnectOptions::default()).unwrap_err();
+        let second = a.connect(&mut clients[1].qp.control, peer, ConnectOptions::default()).unwrap_err();
         assert!(second.to_string().contains("no local TCP port is free"), "{second}");
         let own = kept.swap_remove(7);
         let options = ConnectOptions { local_port: Some(own.port()), ..ConnectOptions::default() };
-        let third = a.start_connect(&mut clients[2].qp, peer, options).unwrap();
+        let third = a.start_connect(&mut clients[2].qp.control, peer, options).unwrap();
         let named = listener.next(LONG).unwrap().unwrap();
         assert_eq!(named.peer().port(), own.port());
         drop((request, named));
         for (connecting, client) in [first, third].into_iter().zip([0, 2]) {
-            assert!(connecting.wait(&mut clients[client].qp).unwrap_err().rejection().is_some());
+            assert!(connecting.wait(&mut clients[client].qp.control).unwrap_err().rejection().is_some());
         }
     });
 }
@@ -100,13 +100,13 @@ fn a_listener_may_be_at_one_own_address() {
         let at: IpAddr = "10.0.0.3".parse().unwrap();
         let mut listener = b.listen(PORT, ListenOptions::default().address(at)).unwrap();
         let mut client = Side::new(&a);
-        let other = a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap();
-        assert_eq!(reason(other.wait(&mut client.qp).unwrap_err()), ConnectError::Refused);
-        let connecting = a.start_connect(&mut client.qp, (at, PORT).into(), ConnectOptions::default()).unwrap();
+        let other = a.start_connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        assert_eq!(reason(other.wait(&mut client.qp.control).unwrap_err()), ConnectError::Refused);
+        let connecting = a.start_connect(&mut client.qp.control, (at, PORT).into(), ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
         assert_eq!(request.local(), (at, PORT).into());
         drop(request);
-        assert!(connecting.wait(&mut client.qp).unwrap_err().rejection().is_some());
+        assert!(connecting.wait(&mut client.qp.control).unwrap_err().rejection().is_some());
         let nobodys: IpAddr = "10.0.0.9".parse().unwrap();
         let error = b.listen(1, ListenOptions::default().address(nobodys)).unwrap_err();
         assert!(error.to_string().contains("10.0.0.9 is none of this context's addresses"), "{error}");
@@ -127,20 +127,22 @@ fn each_own_address_may_have_a_listener_of_its_own_on_one_port() {
         }
         let mut client = Side::new(&a);
         for (own, listener) in own.iter().zip(&mut listeners) {
-            let connecting = a.start_connect(&mut client.qp, (*own, PORT).into(), ConnectOptions::default()).unwrap();
+            let connecting =
+                a.start_connect(&mut client.qp.control, (*own, PORT).into(), ConnectOptions::default()).unwrap();
             let request = listener.next(LONG).unwrap().unwrap();
             assert_eq!(request.local(), (*own, PORT).into());
             drop(request);
-            assert!(connecting.wait(&mut client.qp).unwrap_err().rejection().is_some());
+            assert!(connecting.wait(&mut client.qp.control).unwrap_err().rejection().is_some());
         }
         // Each is there for itself.
         let [first, mut second] = listeners;
         drop(first);
-        let other = a.start_connect(&mut client.qp, (own[0], PORT).into(), ConnectOptions::default()).unwrap();
-        assert_eq!(reason(other.wait(&mut client.qp).unwrap_err()), ConnectError::Refused);
-        let connecting = a.start_connect(&mut client.qp, (own[1], PORT).into(), ConnectOptions::default()).unwrap();
+        let other = a.start_connect(&mut client.qp.control, (own[0], PORT).into(), ConnectOptions::default()).unwrap();
+        assert_eq!(reason(other.wait(&mut client.qp.control).unwrap_err()), ConnectError::Refused);
+        let connecting =
+            a.start_connect(&mut client.qp.control, (own[1], PORT).into(), ConnectOptions::default()).unwrap();
         drop(second.next(LONG).unwrap().unwrap());
-        assert!(connecting.wait(&mut client.qp).unwrap_err().rejection().is_some());
+        assert!(connecting.wait(&mut client.qp.control).unwrap_err().rejection().is_some());
         drop(second);
         b.listen(PORT, any).unwrap();
     });
@@ -155,16 +157,16 @@ fn a_connection_comes_from_the_own_address_that_is_named() {
         for own in ["10.0.0.1", "10.0.0.11"] {
             let own: IpAddr = own.parse().unwrap();
             let options = ConnectOptions::default().local_address(own);
-            let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+            let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap();
             let request = listener.next(LONG).unwrap().unwrap();
             assert_eq!(request.peer().ip(), own);
             drop(request);
-            assert!(connecting.wait(&mut client.qp).is_err());
+            assert!(connecting.wait(&mut client.qp.control).is_err());
         }
         for nobodys in ["10.0.0.2", "10.0.0.99", "fe80::1", "0.0.0.0"] {
             let options = ConnectOptions::default().local_address(nobodys.parse::<IpAddr>().unwrap());
-            let connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
-            let error = connecting.wait(&mut client.qp).unwrap_err();
+            let connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap();
+            let error = connecting.wait(&mut client.qp.control).unwrap_err();
             assert!(error.to_string().contains("none of this context's"), "{nobodys}: {error}");
         }
     });
@@ -182,32 +184,32 @@ fn queue_pairs_of_one_context_connect_to_each_other_on_every_engine() {
         for _ in 0..2 * engines {
             let (mut client, mut server) = (Side::new(&context), Side::new(&context));
             let peer = (own, listener.port()).into();
-            let connecting = context.start_connect(&mut client.qp, peer, ConnectOptions::default()).unwrap();
+            let connecting = context.start_connect(&mut client.qp.control, peer, ConnectOptions::default()).unwrap();
             let request = listener.next(LONG).unwrap().unwrap();
             used.insert(request.engine());
-            server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..100_000).unwrap()])]).unwrap();
-            let accepting = request.start_accept(&mut server.qp, AcceptOptions::default()).unwrap();
-            assert_eq!(connecting.wait(&mut client.qp).unwrap().peer, peer);
-            accepting.wait(&mut server.qp).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..100_000).unwrap()])]).unwrap();
+            let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default()).unwrap();
+            assert_eq!(connecting.wait(&mut client.qp.control).unwrap().peer, peer);
+            accepting.wait(&mut server.qp.control).unwrap();
             pairs.push((client, server));
         }
         assert_eq!(used.len(), engines);
         for (seed, (client, server)) in pairs.iter_mut().enumerate() {
             let octets = pattern(seed as u64, 100_000);
             client.mr.write(0, &octets).unwrap();
-            client.qp.post_send(&[SendRequest::send(2, &[client.mr.sge(..100_000).unwrap()]).signalled()]).unwrap();
+            client.qp.send.post(&[SendRequest::send(2, &[client.mr.sge(..100_000).unwrap()]).signalled()]).unwrap();
             client.expect(2);
             server.expect(1);
             assert_eq!(server.octets(0, 100_000), octets);
             let at = client.mr.remote_offset() + 500_000;
             let write = SendRequest::write_inline(3, b"and back", client.mr.stag(), at).signalled();
-            server.qp.post_send(&[write]).unwrap();
+            server.qp.send.post(&[write]).unwrap();
             server.expect(3);
             client.await_octet(500_007, b'k');
         }
         for (mut client, server) in pairs {
             drop(server);
-            assert!(client.qp.wait_disconnected(LONG).unwrap());
+            assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         }
     }
 }

@@ -44,16 +44,16 @@ fn everything_but_the_network_is_there_before_the_start() {
     }
     context.set_faults(None).unwrap();
     let (mut client, mut server) = (Side::new(&context), Side::new(&context));
-    server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..64).unwrap()])]).unwrap();
-    assert!(client.qp.post_send(&[SendRequest::send(1, &[])]).is_err());
-    assert_eq!(client.qp.tcp_info().unwrap(), None);
+    server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..64).unwrap()])]).unwrap();
+    assert!(client.qp.send.post(&[SendRequest::send(1, &[])]).is_err());
+    assert_eq!(client.qp.control.tcp_info().unwrap(), None);
     assert!(!context.is_started());
 
     let mut listener = context.listen(PORT, ListenOptions::default()).unwrap();
     assert!(context.is_started());
     context.start().unwrap();
     connect_by(&mut listener, &mut client, &mut server);
-    client.qp.post_send(&[SendRequest::send_inline(2, b"from before").signalled()]).unwrap();
+    client.qp.send.post(&[SendRequest::send_inline(2, b"from before").signalled()]).unwrap();
     client.expect(2);
     assert_eq!(server.expect(1).length, 11);
     assert_eq!(server.octets(0, 11), b"from before");
@@ -67,7 +67,7 @@ fn whatever_needs_the_network_starts_the_context() {
     // Nobody is there, which only an engine finds out.
     let nobody = "10.0.0.9:1".parse().unwrap();
     let limit = ConnectOptions::default().timeout(Duration::from_millis(50));
-    assert!(matches!(context.connect(&mut side.qp, nobody, limit), Err(Error::Connect { .. })));
+    assert!(matches!(context.connect(&mut side.qp.control, nobody, limit), Err(Error::Connect { .. })));
     assert!(context.is_started());
     let context = prepare();
     let listener = TcpListener::bind(&context, 7).unwrap();
@@ -90,7 +90,7 @@ fn closing_before_the_start_ends_at_once_and_nothing_starts_afterwards() {
     context.close().unwrap();
     assert!(matches!(again.start(), Err(Error::ContextClosed)));
     let peer = again.socket_address(1);
-    assert!(matches!(again.connect(&mut side.qp, peer, ConnectOptions::default()), Err(Error::ContextClosed)));
+    assert!(matches!(again.connect(&mut side.qp.control, peer, ConnectOptions::default()), Err(Error::ContextClosed)));
     drop((side, again));
 }
 
@@ -210,9 +210,9 @@ fn two_threads_that_start_at_once_start_one_device() {
     let mut listener = context.listen(PORT, ListenOptions::default()).unwrap();
     let mut client = Side::new(&context);
     let peer = context.socket_address(PORT);
-    let connecting = context.start_connect(&mut client.qp, peer, ConnectOptions::default()).unwrap();
+    let connecting = context.start_connect(&mut client.qp.control, peer, ConnectOptions::default()).unwrap();
     let request = listener.next(LONG).unwrap().unwrap();
-    request.accept(&mut queue_pair, AcceptOptions::default()).unwrap();
-    connecting.wait(&mut client.qp).unwrap();
+    request.accept(&mut queue_pair.control, AcceptOptions::default()).unwrap();
+    connecting.wait(&mut client.qp.control).unwrap();
     assert_eq!(threads().iter().filter(|(name, ..)| *name == format!("uwarp-{}-0", context.id())).count(), 1);
 }

@@ -25,7 +25,7 @@ fn memory_is_named_by_the_offsets_that_its_owner_chose() {
         assert_eq!((source.remote_offset(), target.remote_offset()), (first, first));
         assert_eq!(source.sge(16..32).unwrap(), Sge::raw(source.stag(), first + 16, 16));
         let entry = [Sge::raw(source.stag(), first, 4096)];
-        client.qp.post_send(&[SendRequest::write(1, &entry, target.stag(), first).signalled()]).unwrap();
+        client.qp.send.post(&[SendRequest::write(1, &entry, target.stag(), first).signalled()]).unwrap();
         client.expect(1);
         until(&[&client.context, &server.context], "the Write is there", || {
             target.to_vec(0, 4096).unwrap() == pattern(1, 4096)
@@ -48,10 +48,10 @@ fn an_entry_that_nobody_checked_fails_when_its_turn_comes() {
     for entry in cases {
         let (mut client, mut server) = connected(Mode::Inline);
         let entry = [entry(&client)];
-        client.qp.post_send(&[SendRequest::write(1, &entry, server.mr.stag(), server.mr.remote_offset())]).unwrap();
+        client.qp.send.post(&[SendRequest::write(1, &entry, server.mr.stag(), server.mr.remote_offset())]).unwrap();
         let failed = client.complete();
         assert_eq!((failed.id, failed.status), (1, Status::LocalProtection));
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
     }
 }
 
@@ -65,20 +65,22 @@ fn a_region_changes_under_a_connection() {
         assert!(region.change(writable).unwrap().is_none());
         assert_eq!(region.stag(), stag, "the peer's STag goes on");
         let write = |id, stag, offset| SendRequest::write_inline(id, &[9; 8], stag, offset).signalled();
-        client.qp.post_send(&[write(1, stag, region.remote_offset())]).unwrap();
+        client.qp.send.post(&[write(1, stag, region.remote_offset())]).unwrap();
         client.expect(1);
         until(&[&client.context, &server.context], "the Write is there", || region.load_acquire_u8(7).unwrap() == 9);
         let memory = Some((vec![0; 32].into(), TaggedBase::Zero));
         let former = region.change(RegionChange { memory, ..RegionChange::default() }).unwrap().expect("the former");
         assert_eq!((&former.as_slice()[..8], region.len()), ([9; 8].as_slice(), 32));
         assert_ne!(region.stag(), stag);
-        client.qp.post_send(&[write(2, region.stag(), 24)]).unwrap();
+        client.qp.send.post(&[write(2, region.stag(), 24)]).unwrap();
         client.expect(2);
         until(&[&client.context, &server.context], "the Write is there", || region.load_acquire_u8(31).unwrap() == 9);
         // The former STag is nobody's any more.
-        client.qp.post_send(&[write(3, stag, 0)]).unwrap();
-        assert!(client.qp.wait_disconnected(LONG).unwrap() && server.qp.wait_disconnected(LONG).unwrap());
-        assert_eq!(client.qp.disconnect_reason(), Some(DisconnectReason::PeerTerminated(INVALID_STAG)));
+        client.qp.send.post(&[write(3, stag, 0)]).unwrap();
+        assert!(
+            client.qp.control.wait_disconnected(LONG).unwrap() && server.qp.control.wait_disconnected(LONG).unwrap()
+        );
+        assert_eq!(client.qp.control.disconnect_reason(), Some(DisconnectReason::PeerTerminated(INVALID_STAG)));
         assert_eq!(former.as_slice()[8..], [0; 56]);
     });
 }
@@ -93,7 +95,7 @@ fn a_region_that_cannot_change_is_as_it_was() {
     let mut window = client.pd.allocate_window().unwrap();
     let part = region.sge(..8).unwrap();
     client.speak_first(&server);
-    client.qp.post_send(&[window.bind(1, &part, Access::REMOTE_WRITE).unwrap().signalled()]).unwrap();
+    client.qp.send.post(&[window.bind(1, &part, Access::REMOTE_WRITE).unwrap().signalled()]).unwrap();
     client.expect(1);
     let memory = Some((vec![4; 8].into(), TaggedBase::Zero));
     let refused = region.change(RegionChange { memory, ..RegionChange::default() }).unwrap_err();

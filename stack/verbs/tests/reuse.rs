@@ -28,13 +28,13 @@ fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_its_end() {
         let (a, b) = narrow(mode);
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
         connect(&mut client, &mut server);
-        server.qp.post_receive(&[ReceiveRequest::new(3, &[server.mr.sge(..).unwrap()])]).unwrap();
-        client.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-        client.qp.post_send(&[SendRequest::send(2, &[client.mr.sge(..).unwrap()]).signalled()]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(3, &[server.mr.sge(..).unwrap()])]).unwrap();
+        client.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+        client.qp.send.post(&[SendRequest::send(2, &[client.mr.sge(..).unwrap()]).signalled()]).unwrap();
         let channel = EventChannel::new().unwrap();
-        client.qp.attach(&channel, 5);
+        client.qp.control.attach(&channel, 5);
         let started = Instant::now();
-        client.qp.destroy();
+        client.qp.control.destroy();
         assert!(started.elapsed() < LONG, "it lingered");
         let end = channel.try_next().expect("its end");
         assert!(matches!(end.change, ConnectionChange::Disconnected(DisconnectReason::Aborted)), "{end:?}");
@@ -44,9 +44,9 @@ fn a_destroyed_queue_pair_is_gone_at_once_and_its_peer_sees_its_end() {
             assert!(early.status.is_success(), "{early:?}");
         }
         client.qp = client.pd.create_queue_pair(&QueuePairOptions::new(&client.cq).limits(4, 256)).unwrap();
-        assert!(server.qp.wait_disconnected(LONG).unwrap());
+        assert!(server.qp.control.wait_disconnected(LONG).unwrap());
         // Only a message that is half sent by then ends with a reset.
-        let reason = server.qp.disconnect_reason();
+        let reason = server.qp.control.disconnect_reason();
         assert!(matches!(reason, Some(DisconnectReason::Reset | DisconnectReason::PeerClosed)), "{reason:?}");
         server.qp = another(&server);
         connect(&mut client, &mut server);
@@ -61,14 +61,14 @@ fn what_a_queue_pair_received_is_acknowledged_before_it_is_destroyed() {
         let mut client = Side::with(&a, |options| QueuePairOptions { complete_when_acknowledged: true, ..options });
         let mut server = Side::new(&b);
         connect(&mut client, &mut server);
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
-        client.qp.post_send(&[SendRequest::send_inline(2, &[7; 8]).signalled()]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
+        client.qp.send.post(&[SendRequest::send_inline(2, &[7; 8]).signalled()]).unwrap();
         // An inline context sends when it is polled.
         until(&[&a, &b], "the message", || server.cq.poll_one().is_some_and(|completion| completion.id == 1));
-        server.qp.destroy();
+        server.qp.control.destroy();
         assert!(client.expect(2).status.is_success());
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
-        assert_eq!(client.qp.disconnect_reason(), Some(DisconnectReason::PeerClosed));
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
+        assert_eq!(client.qp.control.disconnect_reason(), Some(DisconnectReason::PeerClosed));
     });
 }
 
@@ -80,22 +80,22 @@ fn a_queue_pair_can_be_destroyed_in_every_state() {
         let (mut client, channel) = (Side::new(&a), EventChannel::new().unwrap());
         let replace = |client: &mut Side| {
             let mut fresh = another(client);
-            fresh.attach(&channel, 1);
-            std::mem::replace(&mut client.qp, fresh).destroy();
+            fresh.control.attach(&channel, 1);
+            std::mem::replace(&mut client.qp, fresh).control.destroy();
             assert_eq!(a.stats().objects.queue_pairs, 1);
         };
         // Never connected.
         replace(&mut client);
         assert!(channel.try_next().is_none());
         // Connecting.
-        let _ = a.start_connect(&mut client.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let _ = a.start_connect(&mut client.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
         replace(&mut client);
         let failed = channel.try_next().unwrap();
         assert!(matches!(failed.change, ConnectionChange::Failed(ConnectFailure::Closed)), "{failed:?}");
         drop(request);
         // Failed.
-        let _ = a.start_connect(&mut client.qp, b.socket_address(9), ConnectOptions::default()).unwrap();
+        let _ = a.start_connect(&mut client.qp.control, b.socket_address(9), ConnectOptions::default()).unwrap();
         let failed = channel.next(LONG).unwrap().unwrap();
         assert!(matches!(failed.change, ConnectionChange::Failed(ConnectFailure::Refused)), "{failed:?}");
         replace(&mut client);
@@ -103,7 +103,7 @@ fn a_queue_pair_can_be_destroyed_in_every_state() {
         let mut server = Side::new(&b);
         connect_by(&mut listener, &mut client, &mut server);
         drop(server);
-        assert!(client.qp.wait_disconnected(LONG).unwrap());
+        assert!(client.qp.control.wait_disconnected(LONG).unwrap());
         replace(&mut client);
         let changes: Vec<_> = std::iter::from_fn(|| channel.try_next()).map(|event| event.change).collect();
         assert!(
@@ -119,33 +119,36 @@ fn a_queue_pair_that_has_ended_is_like_new_after_a_reset() {
         let (a, b) = pair(mode);
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
         let (mut client, mut server) = (Side::new(&a), Side::new(&b));
-        let numbers = (client.qp.number(), server.qp.number());
+        let numbers = (client.qp.control.number(), server.qp.control.number());
         for round in 0..5_u64 {
             connect_by(&mut listener, &mut client, &mut server);
-            let refused = client.qp.reset().unwrap_err();
+            let refused = client.qp.control.reset(&mut client.qp.send).unwrap_err();
             assert!(matches!(refused, Error::State { state: "connected", .. }), "{refused}");
-            server.qp.post_receive(&[ReceiveRequest::new(round, &[server.mr.sge(..8).unwrap()])]).unwrap();
-            client.qp.post_send(&[SendRequest::send_inline(round, &round.to_be_bytes()).signalled()]).unwrap();
+            server.qp.receive.post(&[ReceiveRequest::new(round, &[server.mr.sge(..8).unwrap()])]).unwrap();
+            client.qp.send.post(&[SendRequest::send_inline(round, &round.to_be_bytes()).signalled()]).unwrap();
             client.expect(round);
             server.expect(round);
             assert_eq!(server.octets(0, 8), round.to_be_bytes());
-            client.qp.abort();
+            client.qp.control.abort();
             for side in [&mut client, &mut server] {
-                assert!(side.qp.wait_disconnected(LONG).unwrap());
+                assert!(side.qp.control.wait_disconnected(LONG).unwrap());
                 // What is posted now would be flushed; a reset takes it away.
-                side.qp.reset().unwrap();
-                assert_eq!((side.qp.state(), side.qp.disconnect_reason()), (QueuePairState::Idle, None));
-                let refused = side.qp.post_send(&[SendRequest::send(9, &[])]).unwrap_err();
+                side.qp.control.reset(&mut side.qp.send).unwrap();
+                assert_eq!(
+                    (side.qp.control.state(), side.qp.control.disconnect_reason()),
+                    (QueuePairState::Idle, None)
+                );
+                let refused = side.qp.send.post(&[SendRequest::send(9, &[])]).unwrap_err();
                 assert_eq!(refused.reason, PostErrorReason::NotConnected);
-                side.qp.post_receive(&[ReceiveRequest::new(99, &[])]).unwrap();
-                side.qp.reset().unwrap();
-                let attributes = side.qp.query();
+                side.qp.receive.post(&[ReceiveRequest::new(99, &[])]).unwrap();
+                side.qp.control.reset(&mut side.qp.send).unwrap();
+                let attributes = side.qp.control.query();
                 assert_eq!((attributes.engine, attributes.reads), (None, None));
-                assert_eq!(side.qp.receive_slots_free(), attributes.receive_slots);
+                assert_eq!(side.qp.receive.slots_free(), attributes.receive_slots);
                 assert_eq!(side.cq.poll_one(), None);
             }
         }
-        assert_eq!((client.qp.number(), server.qp.number()), numbers);
+        assert_eq!((client.qp.control.number(), server.qp.control.number()), numbers);
     });
 }
 
@@ -153,22 +156,22 @@ fn a_queue_pair_that_has_ended_is_like_new_after_a_reset() {
 fn parts_of_a_queue_pair_are_reset_together() {
     let (client, mut server) = connected(Mode::Threaded);
     let other = another(&client);
-    let (mut control, mut send, _receive) = client.qp.into_halves();
-    let (_, mut foreign, _) = other.into_halves();
+    let uwarp::QueuePair { mut control, mut send, .. } = client.qp;
+    let mut foreign = other.send;
     control.abort();
     assert!(control.wait_disconnected(LONG).unwrap());
-    let refused = control.reset_with(&mut foreign).unwrap_err();
+    let refused = control.reset(&mut foreign).unwrap_err();
     assert!(matches!(refused, Error::Argument { .. }), "{refused}");
-    control.reset_with(&mut send).unwrap();
+    control.reset(&mut send).unwrap();
     let mut listener = server.context.listen(PORT, ListenOptions::default()).unwrap();
-    server.qp.wait_disconnected(LONG).unwrap();
-    server.qp.reset().unwrap();
+    server.qp.control.wait_disconnected(LONG).unwrap();
+    server.qp.control.reset(&mut server.qp.send).unwrap();
     let peer = server.context.socket_address(PORT);
     let connecting = client.context.start_connect(&mut control, peer, ConnectOptions::default()).unwrap();
     let request = listener.next(LONG).unwrap().unwrap();
-    request.accept(&mut server.qp, AcceptOptions::default()).unwrap();
+    request.accept(&mut server.qp.control, AcceptOptions::default()).unwrap();
     connecting.wait(&mut control).unwrap();
-    send.post_send(&[SendRequest::send(1, &[])]).unwrap();
+    send.post(&[SendRequest::send(1, &[])]).unwrap();
 }
 
 #[test]
@@ -178,46 +181,47 @@ fn a_queue_pair_without_a_connection_is_flushed_too() {
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
         let (mut side, mut server) = (Side::new(&a), Side::new(&b));
         for attempt in ["none", "refused", "unanswered"] {
-            side.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
+            side.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
             let mut request = None;
             match attempt {
                 "refused" => {
-                    assert!(a.connect(&mut side.qp, b.socket_address(9), ConnectOptions::default()).is_err());
+                    assert!(a.connect(&mut side.qp.control, b.socket_address(9), ConnectOptions::default()).is_err());
                 }
                 "unanswered" => {
                     let peer = b.socket_address(PORT);
-                    let _ = a.start_connect(&mut side.qp, peer, ConnectOptions::default()).unwrap();
+                    let _ = a.start_connect(&mut side.qp.control, peer, ConnectOptions::default()).unwrap();
                     request = listener.next(LONG).unwrap();
                 }
                 _ => {}
             }
-            side.qp.flush().unwrap();
+            side.qp.control.flush().unwrap();
             let expect = |side: &mut Side, id| {
                 let completion = side.complete();
                 assert_eq!((completion.id, completion.status), (id, Status::Flushed), "{attempt}");
             };
             expect(&mut side, 1);
-            side.qp.post_receive(&[ReceiveRequest::new(2, &[])]).unwrap();
+            side.qp.receive.post(&[ReceiveRequest::new(2, &[])]).unwrap();
             expect(&mut side, 2);
-            side.qp.post_send(&[SendRequest::immediate(3, 7).signalled()]).unwrap();
+            side.qp.send.post(&[SendRequest::immediate(3, 7).signalled()]).unwrap();
             expect(&mut side, 3);
             drop(request);
-            until(&[&a, &b], "its end", || side.qp.state() == QueuePairState::Disconnected);
-            assert_eq!(side.qp.disconnect_reason(), Some(DisconnectReason::Aborted));
-            let refused = a.start_connect(&mut side.qp, b.socket_address(PORT), ConnectOptions::default()).unwrap_err();
+            until(&[&a, &b], "its end", || side.qp.control.state() == QueuePairState::Disconnected);
+            assert_eq!(side.qp.control.disconnect_reason(), Some(DisconnectReason::Aborted));
+            let refused =
+                a.start_connect(&mut side.qp.control, b.socket_address(PORT), ConnectOptions::default()).unwrap_err();
             assert!(matches!(refused, Error::State { state: "disconnected", .. }), "{refused}");
             // Once more changes nothing.
-            side.qp.flush().unwrap();
-            side.qp.reset().unwrap();
-            let refused = side.qp.post_send(&[SendRequest::send(9, &[])]).unwrap_err();
+            side.qp.control.flush().unwrap();
+            side.qp.control.reset(&mut side.qp.send).unwrap();
+            let refused = side.qp.send.post(&[SendRequest::send(9, &[])]).unwrap_err();
             assert_eq!(refused.reason, PostErrorReason::NotConnected);
         }
         connect_by(&mut listener, &mut side, &mut server);
         // One that is reset or destroyed before its work is flushed.
-        side.qp.flush().unwrap();
-        assert!(side.qp.wait_disconnected(LONG).unwrap());
+        side.qp.control.flush().unwrap();
+        assert!(side.qp.control.wait_disconnected(LONG).unwrap());
         let mut other = another(&side);
-        other.flush().unwrap();
+        other.control.flush().unwrap();
         drop(other);
     });
 }
@@ -232,24 +236,25 @@ fn a_queue_pair_goes_to_the_engine_of_the_request() {
     let mut engines = Vec::new();
     for _ in 0..4 {
         // Engines take turns, so that one of two attempts is at the other.
-        let refused = context.connect(&mut server.qp, context.socket_address(9), ConnectOptions::default());
+        let refused = context.connect(&mut server.qp.control, context.socket_address(9), ConnectOptions::default());
         assert!(refused.is_err());
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
-        let connecting =
-            context.start_connect(&mut client.qp, context.socket_address(PORT), ConnectOptions::default()).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..8).unwrap()])]).unwrap();
+        let connecting = context
+            .start_connect(&mut client.qp.control, context.socket_address(PORT), ConnectOptions::default())
+            .unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
-        engines.push((server.qp.query().engine.unwrap(), request.engine()));
-        let accepting = request.start_accept(&mut server.qp, AcceptOptions::default()).unwrap();
-        connecting.wait(&mut client.qp).unwrap();
-        accepting.wait(&mut server.qp).unwrap();
-        client.qp.post_send(&[SendRequest::send_inline(2, b"received").signalled()]).unwrap();
+        engines.push((server.qp.control.query().engine.unwrap(), request.engine()));
+        let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default()).unwrap();
+        connecting.wait(&mut client.qp.control).unwrap();
+        accepting.wait(&mut server.qp.control).unwrap();
+        client.qp.send.post(&[SendRequest::send_inline(2, b"received").signalled()]).unwrap();
         client.expect(2);
         // What was posted before is there.
         server.expect(1);
-        client.qp.abort();
+        client.qp.control.abort();
         for side in [&mut client, &mut server] {
-            assert!(side.qp.wait_disconnected(LONG).unwrap());
-            side.qp.reset().unwrap();
+            assert!(side.qp.control.wait_disconnected(LONG).unwrap());
+            side.qp.control.reset(&mut side.qp.send).unwrap();
         }
     }
     assert!(engines.iter().any(|(bound, asked)| bound != asked), "{engines:?}");
@@ -260,9 +265,9 @@ fn another_thread_may_destroy_a_queue_pair_of_an_inline_context() {
     let (a, _b) = narrow(Mode::Inline);
     let mut side = Side::new(&a);
     let options = ConnectOptions::default().timeout(Duration::from_millis(20));
-    assert!(a.connect(&mut side.qp, "10.0.0.9:1".parse().unwrap(), options).is_err());
+    assert!(a.connect(&mut side.qp.control, "10.0.0.9:1".parse().unwrap(), options).is_err());
     let Side { qp, pd, cq, .. } = side;
-    std::thread::spawn(move || qp.destroy()).join().unwrap();
+    std::thread::spawn(move || qp.control.destroy()).join().unwrap();
     let create = || pd.create_queue_pair(&QueuePairOptions::new(&cq));
     until(&[&a], "the engine has forgotten it", || create().is_ok());
 }

@@ -34,12 +34,14 @@ fn hall(a: Context, b: Context, clients: usize, options: SharedReceiveOptions) -
         let mut client = Side::new(&hall.a);
         let options = QueuePairOptions::new(&hall.cq).shared_receives(&hall.srq);
         let mut server = domain.create_queue_pair(&options).unwrap();
-        let connecting =
-            hall.a.start_connect(&mut client.qp, hall.b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let connecting = hall
+            .a
+            .start_connect(&mut client.qp.control, hall.b.socket_address(PORT), ConnectOptions::default())
+            .unwrap();
         let request = listener.next(LONG).unwrap().expect("a connection request");
-        let accepting = request.start_accept(&mut server, AcceptOptions::default()).unwrap();
-        connecting.wait(&mut client.qp).unwrap();
-        accepting.wait(&mut server).unwrap();
+        let accepting = request.start_accept(&mut server.control, AcceptOptions::default()).unwrap();
+        connecting.wait(&mut client.qp.control).unwrap();
+        accepting.wait(&mut server.control).unwrap();
         hall.clients.push(client);
         hall.servers.push(server);
     }
@@ -90,10 +92,10 @@ fn messages_of_several_connections_take_from_one_queue() {
             let who = (round * 7 % 4) as usize;
             let message = [who as u8, next[who], 3];
             next[who] += 1;
-            hall.clients[who].qp.post_send(&[SendRequest::send_inline(1, &message).signalled()]).unwrap();
+            hall.clients[who].qp.send.post(&[SendRequest::send_inline(1, &message).signalled()]).unwrap();
             let received = hall.received();
             assert_eq!((received.status, received.length), (Status::Success, 3));
-            assert_eq!(received.queue_pair, hall.servers[who].number());
+            assert_eq!(received.queue_pair, hall.servers[who].control.number());
             let slot = received.id as usize;
             assert_eq!(hall.memory.to_vec(slot * EACH, 3).unwrap(), message);
             hall.clients[who].expect(1);
@@ -101,9 +103,9 @@ fn messages_of_several_connections_take_from_one_queue() {
         }
         assert_eq!(hall.srq.len(), 64);
         // A connection that ends leaves the queue to the others.
-        hall.clients[0].qp.abort();
-        assert!(hall.servers[0].wait_disconnected(LONG).unwrap());
-        hall.clients[1].qp.post_send(&[SendRequest::send_inline(1, b"still")]).unwrap();
+        hall.clients[0].qp.control.abort();
+        assert!(hall.servers[0].control.wait_disconnected(LONG).unwrap());
+        hall.clients[1].qp.send.post(&[SendRequest::send_inline(1, b"still")]).unwrap();
         assert_eq!(hall.received().length, 5);
         assert_eq!(hall.srq.len(), 63);
         assert!(hall.cq.poll_one().is_none(), "nothing was flushed");
@@ -119,7 +121,7 @@ fn messages_wait_for_receives_of_an_empty_shared_queue() {
         let mut hall = hall(a, b, 3, SharedReceiveOptions { depth: 64, share: Some(2) });
         for client in &mut hall.clients {
             for message in [b"a", b"b", b"c"] {
-                client.qp.post_send(&[SendRequest::send_inline(1, message)]).unwrap();
+                client.qp.send.post(&[SendRequest::send_inline(1, message)]).unwrap();
             }
         }
         let waits = |hall: &Hall| hall.b.stats().engines[0].counters.receive_waits;
@@ -130,7 +132,7 @@ fn messages_wait_for_receives_of_an_empty_shared_queue() {
         let mut received: Vec<_> = (0..6).map(|_| hall.received()).collect();
         assert!(received.iter().all(|one| one.status == Status::Success));
         for server in &hall.servers {
-            assert_eq!(received.iter().filter(|one| one.queue_pair == server.number()).count(), 2);
+            assert_eq!(received.iter().filter(|one| one.queue_pair == server.control.number()).count(), 2);
             let event = hall.event(|event| matches!(event, AsyncEvent::SharedReceivesExceeded { .. }));
             assert!(matches!(event, AsyncEvent::SharedReceivesExceeded { queue, .. } if queue == hall.srq.id()));
         }
@@ -155,7 +157,7 @@ fn a_queue_that_runs_low_says_so_once() {
         hall.post(0..16);
         hall.srq.set_limit(10);
         for sent in 0..10 {
-            hall.clients[sent % 2].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+            hall.clients[sent % 2].qp.send.post(&[SendRequest::send_inline(1, b"x")]).unwrap();
             hall.received();
             // The seventh leaves nine.
             assert_eq!(hall.srq.limit(), if sent < 6 { 10 } else { 0 }, "{sent}");
@@ -172,24 +174,24 @@ fn a_peer_that_takes_more_than_its_share_ends_its_own_connection() {
         let (a, b) = pair(mode);
         let mut hall = hall(a, b, 2, SharedReceiveOptions { depth: 16, share: Some(4) });
         hall.post(0..16);
-        let (greedy, modest) = (hall.servers[0].number(), hall.servers[1].number());
+        let (greedy, modest) = (hall.servers[0].control.number(), hall.servers[1].control.number());
         for _ in 0..4 {
-            hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+            hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, b"x")]).unwrap();
             assert_eq!(hall.received().queue_pair, greedy);
         }
         assert_eq!((hall.srq.taken_by(greedy), hall.srq.taken_by(modest)), (4, 0));
         // What is given back may be taken again.
         hall.srq.give_back(greedy, 1);
-        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, b"x")]).unwrap();
         hall.received();
-        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"too much")]).unwrap();
+        hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, b"too much")]).unwrap();
         let exceeded = hall.event(|event| matches!(event, AsyncEvent::SharedReceivesExceeded { .. }));
         assert_eq!(exceeded, AsyncEvent::SharedReceivesExceeded { queue: hall.srq.id(), queue_pair: greedy });
-        assert!(hall.servers[0].wait_disconnected(LONG).unwrap());
+        assert!(hall.servers[0].control.wait_disconnected(LONG).unwrap());
         assert_eq!(hall.srq.len(), 11);
         // The other one does not notice.
         for _ in 0..4 {
-            hall.clients[1].qp.post_send(&[SendRequest::send_inline(1, b"y")]).unwrap();
+            hall.clients[1].qp.send.post(&[SendRequest::send_inline(1, b"y")]).unwrap();
             assert_eq!(hall.received().queue_pair, modest);
         }
     });
@@ -201,11 +203,11 @@ fn an_empty_shared_queue_ends_the_connection_that_finds_it_so() {
         let (a, b) = pair(mode);
         let mut hall = hall(a, b, 2, SharedReceiveOptions { depth: 1, share: None });
         hall.post(0..1);
-        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, b"x")]).unwrap();
         hall.received();
-        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
-        assert!(hall.servers[0].wait_disconnected(LONG).unwrap());
-        assert_eq!(hall.servers[1].state(), QueuePairState::Connected);
+        hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        assert!(hall.servers[0].control.wait_disconnected(LONG).unwrap());
+        assert_eq!(hall.servers[1].control.state(), QueuePairState::Connected);
     });
 }
 
@@ -213,7 +215,7 @@ fn an_empty_shared_queue_ends_the_connection_that_finds_it_so() {
 fn receives_are_posted_where_they_belong() {
     let (a, b) = pair(Mode::Inline);
     let mut hall = hall(a, b, 1, SharedReceiveOptions { depth: 2, share: None });
-    let refused = hall.servers[0].post_receive(&[ReceiveRequest::new(1, &[])]).unwrap_err();
+    let refused = hall.servers[0].receive.post(&[ReceiveRequest::new(1, &[])]).unwrap_err();
     assert_eq!(refused.reason, PostErrorReason::SharedReceives);
     let pieces = vec![hall.memory.sge(..1).unwrap(); uwarp::MAX_SHARED_SGE + 1];
     let refused = hall.srq.post_receive(&[ReceiveRequest::new(1, &pieces)]).unwrap_err();
@@ -226,7 +228,7 @@ fn receives_are_posted_where_they_belong() {
     assert!(matches!(elsewhere.create_queue_pair(&options), Err(uwarp::Error::Argument { .. })));
     // All pieces of an element are used.
     let octets: Vec<u8> = (0..uwarp::MAX_SHARED_SGE as u8).collect();
-    hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, &octets)]).unwrap();
+    hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, &octets)]).unwrap();
     assert_eq!(hall.received().length as usize, uwarp::MAX_SHARED_SGE);
 }
 
@@ -234,23 +236,23 @@ fn receives_are_posted_where_they_belong() {
 fn a_queue_pair_tells_what_it_is_and_changes_while_it_may() {
     let (a, b) = pair(Mode::Inline);
     let (mut client, mut server) = (Side::new(&a), Side::new(&b));
-    let before = client.qp.query();
+    let before = client.qp.control.query();
     assert_eq!((before.state, before.engine, before.reads), (QueuePairState::Idle, None, None));
     assert!(!before.signal_all && before.max_sge == 4 && before.max_inline == 256);
-    client.qp.modify(QueuePairChange { signal_all: Some(true), ..QueuePairChange::default() }).unwrap();
+    client.qp.control.modify(QueuePairChange { signal_all: Some(true), ..QueuePairChange::default() }).unwrap();
     connect(&mut client, &mut server);
-    let during = client.qp.query();
+    let during = client.qp.control.query();
     assert_eq!((during.state, during.engine), (QueuePairState::Connected, Some(0)));
     assert!(during.signal_all && during.reads.is_some_and(|(ird, ord)| ird > 0 && ord > 0));
-    assert_eq!(during.send_slots, client.qp.send_slots_free());
-    server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-    client.qp.post_send(&[SendRequest::send(7, &[])]).unwrap();
+    assert_eq!(during.send_slots, client.qp.send.slots_free());
+    server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+    client.qp.send.post(&[SendRequest::send(7, &[])]).unwrap();
     client.expect(7);
-    let refused = client.qp.modify(QueuePairChange { signal_all: Some(false), ..QueuePairChange::default() });
+    let refused = client.qp.control.modify(QueuePairChange { signal_all: Some(false), ..QueuePairChange::default() });
     assert!(matches!(refused, Err(uwarp::Error::State { .. })), "{refused:?}");
-    client.qp.modify(QueuePairChange { end: true, ..QueuePairChange::default() }).unwrap();
-    assert!(client.qp.wait_disconnected(LONG).unwrap());
-    let after = client.qp.query();
+    client.qp.control.modify(QueuePairChange { end: true, ..QueuePairChange::default() }).unwrap();
+    assert!(client.qp.control.wait_disconnected(LONG).unwrap());
+    let after = client.qp.control.query();
     assert_eq!(after.disconnect_reason, Some(uwarp::DisconnectReason::Aborted));
 }
 
@@ -288,7 +290,7 @@ fn a_request_tells_how_many_reads_the_peer_serves_and_wants() {
     let mut client = Side::new(&a);
     let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
     let options = ConnectOptions { ird: 3, ord: 5, ..ConnectOptions::default() };
-    let _connecting = a.start_connect(&mut client.qp, b.socket_address(PORT), options).unwrap();
+    let _connecting = a.start_connect(&mut client.qp.control, b.socket_address(PORT), options).unwrap();
     let request = listener.next(LONG).unwrap().expect("a connection request");
     assert_eq!((request.ird(), request.ord()), (Some(3), Some(5)));
 }
@@ -301,15 +303,15 @@ fn a_queue_pair_says_once_that_it_takes_no_more() {
         hall.post(0..8);
         let queue = hall.srq.id();
         // Each in another way: an end in order, an end from here, a message that does not fit.
-        hall.clients[0].qp.post_send(&[SendRequest::send_inline(1, b"last")]).unwrap();
-        hall.clients[0].qp.disconnect();
+        hall.clients[0].qp.send.post(&[SendRequest::send_inline(1, b"last")]).unwrap();
+        hall.clients[0].qp.control.disconnect();
         let taken = hall.received();
-        assert_eq!((taken.queue_pair, taken.status), (hall.servers[0].number(), Status::Success));
-        hall.servers[1].abort();
+        assert_eq!((taken.queue_pair, taken.status), (hall.servers[0].control.number(), Status::Success));
+        hall.servers[1].control.abort();
         let long = [hall.clients[2].mr.sge(..EACH + 1).unwrap()];
-        hall.clients[2].qp.post_send(&[SendRequest::send(1, &long)]).unwrap();
+        hall.clients[2].qp.send.post(&[SendRequest::send(1, &long)]).unwrap();
         let failed = hall.received();
-        assert_eq!((failed.queue_pair, failed.status), (hall.servers[2].number(), Status::LocalLength));
+        assert_eq!((failed.queue_pair, failed.status), (hall.servers[2].control.number(), Status::LocalLength));
         let mut ended: Vec<u32> = Vec::new();
         for _ in 0..3 {
             let event = hall.event(|event| matches!(event, AsyncEvent::LastReceiveReached { .. }));
@@ -318,9 +320,9 @@ fn a_queue_pair_says_once_that_it_takes_no_more() {
             ended.push(queue_pair);
         }
         ended.sort_unstable();
-        assert_eq!(ended, hall.servers.iter().map(|server| server.number()).collect::<Vec<_>>());
+        assert_eq!(ended, hall.servers.iter().map(|server| server.control.number()).collect::<Vec<_>>());
         for server in &mut hall.servers {
-            assert!(server.wait_disconnected(LONG).unwrap());
+            assert!(server.control.wait_disconnected(LONG).unwrap());
         }
         // Nothing more, and what nobody took is there for others.
         let events = hall.b.events();

@@ -13,8 +13,8 @@ use uwarp::{
 fn statistics_show_connections_and_traffic() {
     in_both_modes(|mode| {
         let (mut client, mut server) = connected(mode);
-        server.qp.post_receive(&[ReceiveRequest::new(1, &[])]).unwrap();
-        client.qp.post_send(&[SendRequest::send(2, &[]).signalled()]).unwrap();
+        server.qp.receive.post(&[ReceiveRequest::new(1, &[])]).unwrap();
+        client.qp.send.post(&[SendRequest::send(2, &[]).signalled()]).unwrap();
         client.expect(2);
         server.expect(1);
         let stats = client.context.stats();
@@ -28,8 +28,8 @@ fn statistics_show_connections_and_traffic() {
         assert_eq!(engine.counters.fpdus_sent - engine.counters.nudges_sent, 1);
         assert_eq!(engine.connections.len(), 1);
         assert_eq!(engine.queue_pairs.len(), 1);
-        assert_eq!(engine.connections[0].queue_pair, Some(client.qp.number()));
-        let info = client.qp.tcp_info().unwrap().unwrap();
+        assert_eq!(engine.connections[0].queue_pair, Some(client.qp.control.number()));
+        let info = client.qp.control.tcp_info().unwrap().unwrap();
         assert_eq!(info.state, TcpState::Established);
         assert!(info.traffic.octets_sent > 0 && info.effective_mss > 1_000);
         // It survives JSON.
@@ -142,8 +142,8 @@ fn a_capture_holds_the_frames() {
     let path = directory.path().join("frames.pcap");
     let (mut client, mut server) = connected(Mode::Threaded);
     client.context.start_capture(&path).unwrap();
-    server.qp.post_receive(&[ReceiveRequest::new(1, &[server.mr.sge(..100).unwrap()])]).unwrap();
-    client.qp.post_send(&[SendRequest::send_inline(2, b"captured octets")]).unwrap();
+    server.qp.receive.post(&[ReceiveRequest::new(1, &[server.mr.sge(..100).unwrap()])]).unwrap();
+    client.qp.send.post(&[SendRequest::send_inline(2, b"captured octets")]).unwrap();
     server.expect(1);
     client.context.stop_capture();
     // The mailbox is emptied in order, so the file is complete when the next command is answered.
@@ -159,13 +159,13 @@ fn a_capture_holds_the_frames() {
 fn a_peers_terminate_is_an_event() {
     in_both_modes(|mode| {
         let (mut client, server) = connected(mode);
-        client.qp.post_send(&[SendRequest::write_inline(1, b"x", 0xdead_beef, 0)]).unwrap();
+        client.qp.send.post(&[SendRequest::write_inline(1, b"x", 0xdead_beef, 0)]).unwrap();
         let _ = &server;
         let events = client.context.events();
         let code = loop {
             match events.wait(LONG).unwrap().expect("an event") {
                 AsyncEvent::PeerTerminated { queue_pair, code } => {
-                    assert_eq!(queue_pair, client.qp.number());
+                    assert_eq!(queue_pair, client.qp.control.number());
                     break code;
                 }
                 _ => continue,
@@ -185,19 +185,20 @@ fn a_completion_queue_that_overflows_is_an_event_and_loses_nothing() {
         let mut client = domain.create_queue_pair(&QueuePairOptions::new(&few).signal_all()).unwrap();
         let mut server = Side::new(&b);
         let mut listener = b.listen(PORT, ListenOptions::default()).unwrap();
-        let connecting = a.start_connect(&mut client, b.socket_address(PORT), ConnectOptions::default()).unwrap();
+        let connecting =
+            a.start_connect(&mut client.control, b.socket_address(PORT), ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().expect("a connection request");
-        let accepting = request.start_accept(&mut server.qp, AcceptOptions::default()).unwrap();
-        connecting.wait(&mut client).unwrap();
-        accepting.wait(&mut server.qp).unwrap();
+        let accepting = request.start_accept(&mut server.qp.control, AcceptOptions::default()).unwrap();
+        connecting.wait(&mut client.control).unwrap();
+        accepting.wait(&mut server.qp.control).unwrap();
         let writes: Vec<_> = (0..20).map(|id| SendRequest::write(id, &[], 1, 0)).collect();
-        client.post_send(&writes).unwrap();
+        client.send.post(&writes).unwrap();
         let events = a.events();
         loop {
             if let AsyncEvent::CompletionQueueOverflow { queue_pair, .. } =
                 events.wait(LONG).unwrap().expect("an event")
             {
-                assert_eq!(queue_pair, client.number());
+                assert_eq!(queue_pair, client.control.number());
                 break;
             }
         }
@@ -207,9 +208,9 @@ fn a_completion_queue_that_overflows_is_an_event_and_loses_nothing() {
             assert_eq!(completion.id, id);
             assert!(matches!(completion.status, Status::Success | Status::Flushed | Status::CompletionQueueOverflow));
         }
-        assert!(client.wait_disconnected(LONG).unwrap());
+        assert!(client.control.wait_disconnected(LONG).unwrap());
         let reason = DisconnectReason::LocalError(Status::CompletionQueueOverflow);
-        assert_eq!(client.disconnect_reason(), Some(reason));
+        assert_eq!(client.control.disconnect_reason(), Some(reason));
     });
 }
 

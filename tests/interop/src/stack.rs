@@ -67,6 +67,6 @@ impl Endpoint {
         let request = listener.next(PATIENCE).expect("the listener works");
         let request = request.unwrap_or_else(|| panic!("no request came: {:#?}", context.stats()));
         let options = AcceptOptions::default().private_data(request.private_data());
-        request.accept(&mut self.queue_pair, options).expect("the start-up succeeds")
+        request.accept(&mut self.queue_pair.control, options).expect("the start-up succeeds")
     }
 }

@@ -60,18 +60,18 @@ fn the_stack_responds(context: &Context) {
     let request = stream.into_responder(PATIENCE).expect("another Request");
     let mut endpoint = Endpoint::new(context);
     let sge = endpoint.region.sge(0..1024).unwrap();
-    endpoint.queue_pair.post_receive(&[ReceiveRequest::new(1, &[sge])]).unwrap();
-    request.accept(&mut endpoint.queue_pair, AcceptOptions::default()).expect("the start-up succeeds");
+    endpoint.queue_pair.receive.post(&[ReceiveRequest::new(1, &[sge])]).unwrap();
+    request.accept(&mut endpoint.queue_pair.control, AcceptOptions::default()).expect("the start-up succeeds");
     let received = endpoint.completion();
     assert_eq!((received.status, received.length), (Status::Success, 18));
     assert_eq!(endpoint.octets(0, 18), b"sent by the kernel");
     endpoint.region.write(8192, b"an answer").unwrap();
-    endpoint.queue_pair.post_send(&[SendRequest::send(2, &[endpoint.region.sge(8192..8201).unwrap()])]).unwrap();
+    endpoint.queue_pair.send.post(&[SendRequest::send(2, &[endpoint.region.sge(8192..8201).unwrap()])]).unwrap();
     let mut peer = kernel.join().unwrap();
-    endpoint.queue_pair.disconnect();
+    endpoint.queue_pair.control.disconnect();
     peer.expect_end();
     drop(peer);
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
 }
 
 fn the_stack_initiates(context: &Context) {
@@ -98,18 +98,18 @@ fn the_stack_initiates(context: &Context) {
     assert_eq!(words(&mut stream, 4), "yes\n");
     let mut endpoint = Endpoint::new(context);
     let first = ConnectOptions::default().private_data(&b"first"[..]);
-    let rejected = stream.into_initiator(&mut endpoint.queue_pair, first).unwrap_err();
+    let rejected = stream.into_initiator(&mut endpoint.queue_pair.control, first).unwrap_err();
     assert_eq!(rejected.error.rejection(), Some(&b"no"[..]));
     let mut stream = *rejected.stream.expect("the stream goes on");
     assert_eq!(words(&mut stream, 10), "ask again\n");
     stream.write_all(b"RDMA!\n").unwrap();
-    let established = stream.into_initiator(&mut endpoint.queue_pair, ConnectOptions::default()).unwrap();
+    let established = stream.into_initiator(&mut endpoint.queue_pair.control, ConnectOptions::default()).unwrap();
     assert_eq!(established.private_data, b"fine");
     endpoint.region.write(8192, b"a message").unwrap();
-    endpoint.queue_pair.post_send(&[SendRequest::send(1, &[endpoint.region.sge(8192..8201).unwrap()])]).unwrap();
+    endpoint.queue_pair.send.post(&[SendRequest::send(1, &[endpoint.region.sge(8192..8201).unwrap()])]).unwrap();
     let mut peer = kernel.join().unwrap();
-    endpoint.queue_pair.disconnect();
+    endpoint.queue_pair.control.disconnect();
     peer.expect_end();
     drop(peer);
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
 }

@@ -77,7 +77,7 @@ fn connected(context: &Context, port: u16) -> (Endpoint, RawPeer) {
     let mut endpoint = Endpoint::new(context);
     let receives: Vec<_> = (0..2).map(|index| endpoint.region.sge(index * 1024..(index + 1) * 1024).unwrap()).collect();
     for (id, sge) in receives.iter().enumerate() {
-        endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id as u64, &[*sge])]).expect("room");
+        endpoint.queue_pair.receive.post(&[ReceiveRequest::new(id as u64, &[*sge])]).expect("room");
     }
     let address = context.socket_address(port);
     let mut peer = None;
@@ -112,10 +112,10 @@ fn the_kernel_connects(context: &Context) {
 
     the_stack_speaks(&mut endpoint, &mut peer);
 
-    endpoint.queue_pair.disconnect();
+    endpoint.queue_pair.control.disconnect();
     peer.expect_end();
     drop(peer);
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
 }
 
 /// Send, Write and Read from the stack, checked as octets on the wire.
@@ -123,11 +123,11 @@ fn the_stack_speaks(endpoint: &mut Endpoint, peer: &mut RawPeer) {
     endpoint.region.write(8192, b"out of the stack").unwrap();
     let source = [endpoint.region.sge(8192..8208).unwrap()];
     let sink = [endpoint.region.sge(9000..9005).unwrap()];
-    endpoint.queue_pair.post_send(&[SendRequest::send(10, &source)]).unwrap();
+    endpoint.queue_pair.send.post(&[SendRequest::send(10, &source)]).unwrap();
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::send(1, b"out of the stack"));
-    endpoint.queue_pair.post_send(&[SendRequest::write(11, &source, 0x1234_5678, 0x42)]).unwrap();
+    endpoint.queue_pair.send.post(&[SendRequest::write(11, &source, 0x1234_5678, 0x42)]).unwrap();
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::write(0x1234_5678, 0x42, b"out of the stack"));
-    endpoint.queue_pair.post_send(&[SendRequest::read(12, &sink, 0x9abc_def0, 0x1000)]).unwrap();
+    endpoint.queue_pair.send.post(&[SendRequest::read(12, &sink, 0x9abc_def0, 0x1000)]).unwrap();
     let request = peer.read_ulpdu().unwrap();
     let (sink_stag, sink_offset) = (sink[0].stag, sink[0].offset);
     assert_eq!(request.0, raw_peer::read_request(1, (sink_stag, sink_offset), 5, (0x9abc_def0, 0x1000)));
@@ -160,14 +160,14 @@ fn the_stack_connects(context: &Context) {
     });
     let mut endpoint = Endpoint::new(context);
     let options = ConnectOptions::default().private_data(&b"hi"[..]).reads(3, 2);
-    let established = context.connect(&mut endpoint.queue_pair, to, options).expect("the start-up succeeds");
+    let established = context.connect(&mut endpoint.queue_pair.control, to, options).expect("the start-up succeeds");
     assert_eq!((established.ird, established.ord), (3, 2));
     assert_eq!(established.private_data, b"welcome");
     let mut peer = server.join().unwrap();
     the_stack_speaks(&mut endpoint, &mut peer);
     // The kernel ends properly, on a message boundary.
     peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
 }
 
 /// A kernel that closes a socket with unread octets resets the connection, as siw does with a Request that it rejects:
@@ -180,10 +180,12 @@ fn a_reset_of_the_request_is_no_refusal(context: &Context) {
         stream.peek(&mut [0; 20]).expect("the request comes");
     });
     let mut endpoint = Endpoint::new(context);
-    let error = context.connect(&mut endpoint.queue_pair, to, ConnectOptions::default()).expect_err("no start-up");
+    let error =
+        context.connect(&mut endpoint.queue_pair.control, to, ConnectOptions::default()).expect_err("no start-up");
     assert!(matches!(error, Error::Connect { reason: ConnectError::Closed, .. }), "{error}");
     server.join().unwrap();
-    let error = context.connect(&mut endpoint.queue_pair, to, ConnectOptions::default()).expect_err("no listener");
+    let error =
+        context.connect(&mut endpoint.queue_pair.control, to, ConnectOptions::default()).expect_err("no listener");
     assert!(matches!(error, Error::Connect { reason: ConnectError::Refused, .. }), "{error}");
 }
 
@@ -218,16 +220,17 @@ fn the_kernel_speaks_first_to_a_peer_to_peer_initiator(context: &Context) {
         });
         let mut endpoint = Endpoint::new(context);
         let receive = [endpoint.region.sge(0..1024).unwrap()];
-        endpoint.queue_pair.post_receive(&[ReceiveRequest::new(1, &receive)]).unwrap();
+        endpoint.queue_pair.receive.post(&[ReceiveRequest::new(1, &receive)]).unwrap();
         let options = ConnectOptions::default().reads(4, 4).peer_to_peer(kinds);
-        let established = context.connect(&mut endpoint.queue_pair, address, options).expect("the start-up succeeds");
+        let established =
+            context.connect(&mut endpoint.queue_pair.control, address, options).expect("the start-up succeeds");
         assert!(established.peer_to_peer);
         let received = endpoint.completion();
         assert_eq!((received.opcode, received.status), (CompletionOpcode::Receive, Status::Success));
         assert_eq!(endpoint.octets(0, received.length as usize), b"the kernel first");
         let mut peer = server.join().unwrap();
         peer.stream().shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+        assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
     }
 }
 
@@ -252,7 +255,7 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
             }));
         });
         let mut peer = peer.expect("started").join().expect("the peer's start-up");
-        endpoint.queue_pair.post_send(&[SendRequest::send_inline(3, b"the stack first")]).unwrap();
+        endpoint.queue_pair.send.post(&[SendRequest::send_inline(3, b"the stack first")]).unwrap();
         peer.expect_silence(Duration::from_millis(100));
         peer.send_ulpdu(&indication).unwrap();
         if second == 0x4000 {
@@ -260,10 +263,10 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
         }
         assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::send(1, b"the stack first"));
         assert_eq!(endpoint.completion().status, Status::Success);
-        endpoint.queue_pair.disconnect();
+        endpoint.queue_pair.control.disconnect();
         peer.expect_end();
         drop(peer);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+        assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
     }
 }
 
@@ -273,7 +276,7 @@ const EXTENSIONS: Features = Features { atomics: true, immediate: true, commit: 
 fn extended(context: &Context, port: u16, flags: u8, markers: bool) -> (Endpoint, RawPeer) {
     let mut endpoint = Endpoint::new(context);
     for id in 0..4 {
-        endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id, &[endpoint.region.sge(0..1024).unwrap()])]).unwrap();
+        endpoint.queue_pair.receive.post(&[ReceiveRequest::new(id, &[endpoint.region.sge(0..1024).unwrap()])]).unwrap();
     }
     let mut listener = context.listen(port, uwarp::ListenOptions::default()).unwrap();
     let address = context.socket_address(port);
@@ -286,7 +289,7 @@ fn extended(context: &Context, port: u16, flags: u8, markers: bool) -> (Endpoint
     });
     let request = listener.next(PATIENCE).unwrap().expect("a request");
     let options = AcceptOptions { markers, ..AcceptOptions::default().features(EXTENSIONS) };
-    let established = request.accept(&mut endpoint.queue_pair, options).expect("the start-up succeeds");
+    let established = request.accept(&mut endpoint.queue_pair.control, options).expect("the start-up succeeds");
     assert_eq!((established.transmit_markers, established.receive_markers), (flags & 0x80 != 0, markers));
     (endpoint, peer.join().unwrap())
 }
@@ -309,12 +312,12 @@ fn extensions_go_both_ways(context: &Context) {
     assert_eq!(word.load_acquire_u64(8).unwrap(), 0x1_0000_0009);
     // The outgoing messages.
     let queue_pair = &mut endpoint.queue_pair;
-    queue_pair.post_send(&[SendRequest::immediate(1, 0x0102_0304_0506_0708).solicited()]).unwrap();
+    queue_pair.send.post(&[SendRequest::immediate(1, 0x0102_0304_0506_0708).solicited()]).unwrap();
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::immediate(1, true, 0x0102_0304_0506_0708));
-    queue_pair.post_send(&[SendRequest::write_inline(2, b"and more", 5, 6).with_immediate(7)]).unwrap();
+    queue_pair.send.post(&[SendRequest::write_inline(2, b"and more", 5, 6).with_immediate(7)]).unwrap();
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::write(5, 6, b"and more"));
     assert_eq!(peer.read_ulpdu().unwrap().0, raw_peer::immediate(2, false, 7));
-    queue_pair.post_send(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
+    queue_pair.send.post(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
     let request = peer.read_ulpdu().unwrap().0;
     let identifier = u32::from_be_bytes(request[22..26].try_into().unwrap());
     assert_eq!(request, raw_peer::atomic_request(1, 0, identifier, (0xabcd, 0x1000), [5, 0, 0, u64::MAX]));
@@ -322,7 +325,7 @@ fn extensions_go_both_ways(context: &Context) {
     let done: Vec<_> = (0..3).map(|_| endpoint.completion()).collect();
     assert_eq!(done.iter().map(|one| one.id).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!(done[2].original_value(), Some(42));
-    endpoint.queue_pair.disconnect();
+    endpoint.queue_pair.control.disconnect();
     peer.expect_end();
 }
 
@@ -332,7 +335,7 @@ fn a_peer_like_siw_knows_no_extensions(context: &Context) {
     for (port, control) in [(7321, [0x02, 0x06, 0xc0, 0]), (7322, [0x20, 0x06, 0x03, 0]), (7326, [0x20, 0x06, 0, 0])] {
         let (mut endpoint, mut peer) = extended(context, port, 0x40, false);
         peer.send_ulpdu(&raw_peer::write(1, 0, b"")).unwrap();
-        endpoint.queue_pair.post_send(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
+        endpoint.queue_pair.send.post(&[SendRequest::fetch_add(3, 0xabcd, 0x1000, 5)]).unwrap();
         let request = peer.read_ulpdu().unwrap().0;
         let mut terminate = control.to_vec();
         if control[2] != 0 {
@@ -343,9 +346,9 @@ fn a_peer_like_siw_knows_no_extensions(context: &Context) {
         assert_eq!((failed.id, failed.status), (3, Status::RemoteOperation));
         peer.expect_end();
         drop(peer);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+        assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
         let code = TerminateCode { layer: 0, error_type: 2, code: 6 };
-        assert_eq!(endpoint.queue_pair.disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)));
+        assert_eq!(endpoint.queue_pair.control.disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)));
     }
 }
 
@@ -371,8 +374,8 @@ fn markers_go_either_way(context: &Context) {
         assert_eq!(endpoint.completion().status, Status::Success);
         assert_eq!(endpoint.octets(4096, 3000), octets);
         let source = [endpoint.region.sge(4096..7096).unwrap()];
-        endpoint.queue_pair.post_send(&[SendRequest::write(9, &source, 0x1234, 0)]).unwrap();
-        endpoint.queue_pair.post_send(&[SendRequest::send_inline(10, b"the end")]).unwrap();
+        endpoint.queue_pair.send.post(&[SendRequest::write(9, &source, 0x1234, 0)]).unwrap();
+        endpoint.queue_pair.send.post(&[SendRequest::send_inline(10, b"the end")]).unwrap();
         let mut hear = |peer: &mut RawPeer| match to_kernel {
             true => reading.read(peer.stream()).expect("an FPDU with markers"),
             false => peer.read_ulpdu().expect("an FPDU"),
@@ -397,7 +400,7 @@ fn markers_go_either_way(context: &Context) {
             let answer = hear(&mut peer);
             assert_eq!(answer.terminate(), Some((2, 0, 3)));
         } else {
-            endpoint.queue_pair.disconnect();
+            endpoint.queue_pair.control.disconnect();
         }
         peer.expect_end();
     }
@@ -490,7 +493,7 @@ fn faults_cost_their_own_connection(context: &Context) {
         assert_eq!(answer.terminate(), Some(*terminate), "{name}");
         peer.expect_end();
         drop(peer);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "{name}");
+        assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap(), "{name}");
         assert_eq!(endpoint.octets(4096, 16), [0; 16], "{name}: nothing was placed");
         if *name == "no receive posted" {
             continue; // the first two Sends took all receives
@@ -526,7 +529,7 @@ fn the_kernel_leaves_in_the_middle(context: &Context) {
         let frame = raw_peer::fpdu(&raw_peer::send(1, b"half of this never comes"));
         peer.send(&frame[..keep]).unwrap();
         drop(peer);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "{keep} octets, then FIN");
+        assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap(), "{keep} octets, then FIN");
         assert_eq!(endpoint.completion().status, Status::Flushed);
     }
 }

@@ -326,7 +326,7 @@ impl Told {
         loop {
             let mut endpoint = Endpoint::with_region(context, 2 * size);
             let options = connect_options(ConnectOptions { features, ..ConnectOptions::default() });
-            match context.connect(&mut endpoint.queue_pair, peer, options) {
+            match context.connect(&mut endpoint.queue_pair.control, peer, options) {
                 Ok(established) => return Self { endpoint, established },
                 // It may be starting.
                 Err(Error::Connect { reason: ConnectError::Refused, .. }) if Instant::now() < deadline => {
@@ -354,32 +354,32 @@ impl Told {
     fn receive(&mut self) {
         let half = self.half();
         let entry = self.endpoint.region.sge(half..).expect("the second half");
-        self.endpoint.queue_pair.post_receive(&[ReceiveRequest::new(0, &[entry])]).expect("room");
+        self.endpoint.queue_pair.receive.post(&[ReceiveRequest::new(0, &[entry])]).expect("room");
     }
 
     /// Posts work and waits for its success.
     fn work(&mut self, request: SendRequest<'_>) {
-        self.endpoint.queue_pair.post_send(&[request]).expect("room");
+        self.endpoint.queue_pair.send.post(&[request]).expect("room");
         let completion = self.endpoint.completion();
         assert_eq!(
             completion.status,
             Status::Success,
             "{completion:?}, {:?}",
-            self.endpoint.queue_pair.disconnect_reason()
+            self.endpoint.queue_pair.control.disconnect_reason()
         );
     }
 
     /// Sends a message and waits for the answer.
     fn exchange(&mut self, message: SendRequest<'_>) -> (Completion, Vec<u8>) {
         self.receive();
-        self.endpoint.queue_pair.post_send(&[message]).expect("room");
+        self.endpoint.queue_pair.send.post(&[message]).expect("room");
         self.next_message()
     }
 
     fn next_message(&mut self) -> (Completion, Vec<u8>) {
         loop {
             let completion = self.endpoint.completion();
-            let why = self.endpoint.queue_pair.disconnect_reason();
+            let why = self.endpoint.queue_pair.control.disconnect_reason();
             assert_eq!(completion.status, Status::Success, "{completion:?}, {why:?}");
             if completion.opcode == CompletionOpcode::Receive {
                 let octets = self.endpoint.octets(self.half(), completion.length as usize);
@@ -410,12 +410,15 @@ impl Told {
     }
 
     fn ended(mut self) -> DisconnectReason {
-        assert!(self.endpoint.queue_pair.wait_disconnected(PATIENCE).expect("the engine works"), "it does not end");
-        self.endpoint.queue_pair.disconnect_reason().expect("a reason")
+        assert!(
+            self.endpoint.queue_pair.control.wait_disconnected(PATIENCE).expect("the engine works"),
+            "it does not end"
+        );
+        self.endpoint.queue_pair.control.disconnect_reason().expect("a reason")
     }
 
     fn close(mut self) -> DisconnectReason {
-        self.endpoint.queue_pair.disconnect();
+        self.endpoint.queue_pair.control.disconnect();
         self.ended()
     }
 }
@@ -512,7 +515,7 @@ fn stags_are_invalidated_either_way(context: &Context) {
     assert_eq!(Place::of(&told.exchange(request).1), siw);
     // The offered memory no longer exists: invalid STag, found by DDP (RFC 5041 §8.2).
     let entry = told.endpoint.region.sge(..64).expect("inside the region");
-    told.endpoint.queue_pair.post_send(&[SendRequest::write(2, &[entry], siw.stag, siw.offset)]).expect("room");
+    told.endpoint.queue_pair.send.post(&[SendRequest::write(2, &[entry], siw.stag, siw.offset)]).expect("room");
     let reason = told.ended();
     let expected = TerminateCode { layer: 1, error_type: 1, code: 0 };
     assert_eq!(reason, DisconnectReason::PeerTerminated(expected));
@@ -529,7 +532,7 @@ fn extensions_are_refused_by_siw(context: &Context) {
             IMMEDIATE => SendRequest::immediate(7, 1),
             _ => SendRequest::commit(7, &commit),
         };
-        told.endpoint.queue_pair.post_send(&[request]).expect("room");
+        told.endpoint.queue_pair.send.post(&[request]).expect("room");
         let completion = told.endpoint.completion();
         if opcode != IMMEDIATE {
             assert_eq!((completion.id, completion.status), (7, Status::RemoteOperation), "{completion:?}");
@@ -563,9 +566,9 @@ fn accept(context: &Context, listener: &mut uwarp::Listener) -> Told {
     let request = listener.next(PATIENCE).expect("the listener works").expect("siw-peer connects");
     let mut endpoint = Endpoint::with_region(context, 2 * 4096);
     let entry = endpoint.region.sge(4096..).expect("the second half");
-    endpoint.queue_pair.post_receive(&[ReceiveRequest::new(0, &[entry])]).expect("room");
+    endpoint.queue_pair.receive.post(&[ReceiveRequest::new(0, &[entry])]).expect("room");
     let established =
-        request.accept(&mut endpoint.queue_pair, AcceptOptions::default()).expect("the start-up succeeds");
+        request.accept(&mut endpoint.queue_pair.control, AcceptOptions::default()).expect("the start-up succeeds");
     Told { endpoint, established }
 }
 
@@ -595,13 +598,13 @@ fn many_connections_one_after_another_and_at_once(context: &Context, guest: &mut
         told.receive();
         told.endpoint.region.write(0, &pattern(seed as u64, 4096)).expect("inside the region");
         let entry = told.endpoint.region.sge(..4096).expect("the first half");
-        told.endpoint.queue_pair.post_send(&[SendRequest::send(1, &[entry])]).expect("room");
+        told.endpoint.queue_pair.send.post(&[SendRequest::send(1, &[entry])]).expect("room");
     }
     for (seed, told) in all.iter_mut().enumerate() {
         assert!(told.next_message().1 == pattern(seed as u64, 4096));
     }
     for told in &mut all {
-        told.endpoint.queue_pair.disconnect();
+        told.endpoint.queue_pair.control.disconnect();
     }
     for told in all {
         assert_eq!(told.ended(), DisconnectReason::Local);
@@ -625,7 +628,7 @@ fn start_up_frames_at_siws_limits(context: &Context) {
     let peer = SocketAddr::new(GUEST.parse().expect("an address"), LISTENING);
     let connect = |options: ConnectOptions| {
         let mut endpoint = Endpoint::new(context);
-        let established = context.connect(&mut endpoint.queue_pair, peer, connect_options(options))?;
+        let established = context.connect(&mut endpoint.queue_pair.control, peer, connect_options(options))?;
         Ok::<_, Error>(Told { endpoint, established })
     };
     // It accepts 256 octets, including IRD and ORD, and resets the connection for more.

@@ -110,11 +110,11 @@ impl Joined {
             let target = &mut target;
             scope.spawn(move || {
                 let request = listener.next(PATIENCE).unwrap().expect("a request comes");
-                request.accept(&mut target.queue_pair, AcceptOptions::default().features(features)).unwrap();
+                request.accept(&mut target.queue_pair.control, AcceptOptions::default().features(features)).unwrap();
             });
             let peer = "10.0.0.1:7471".parse().unwrap();
             let options = ConnectOptions::default().features(features);
-            client.connect(&mut source.queue_pair, peer, options).unwrap();
+            client.connect(&mut source.queue_pair.control, peer, options).unwrap();
         });
         Self { contexts: [server, client], target, source }
     }
@@ -140,7 +140,7 @@ fn tshark_reads_the_operands_of_a_comparison_under_masks() {
     let equal = CompareSwap { compare: 0x5600, compare_mask: 0xff00, swap: 0xab_0000, swap_mask: 0xff_0000 };
     let other = CompareSwap { compare: 0x5700, ..equal };
     for (id, operands) in [(1, equal), (2, other)] {
-        source.queue_pair.post_send(&[SendRequest::compare_swap_masked(id, stag, offset, &operands)]).unwrap();
+        source.queue_pair.send.post(&[SendRequest::compare_swap_masked(id, stag, offset, &operands)]).unwrap();
     }
     for (id, original) in [(1, 0x1234_5678), (2, 0x12ab_5678)] {
         let completion = source.completion();
@@ -176,12 +176,13 @@ fn tshark_finds_nothing_wrong_with_messages_that_invalidate() {
     let Joined { contexts, mut target, mut source } = Joined::new("invalidate", &capture, Features::default());
     let offered = [(); 2].map(|()| target.domain.register(vec![0; 64], Access::REMOTE_WRITE).unwrap());
     for id in 0..2 {
-        target.queue_pair.post_receive(&[ReceiveRequest::new(id, &[target.region.sge(..64).unwrap()])]).unwrap();
+        target.queue_pair.receive.post(&[ReceiveRequest::new(id, &[target.region.sge(..64).unwrap()])]).unwrap();
     }
     let stags = offered.each_ref().map(|region| region.stag());
     source
         .queue_pair
-        .post_send(&[
+        .send
+        .post(&[
             SendRequest::send_inline(1, b"invalidates").invalidate(stags[0]),
             SendRequest::send_inline(2, b"and calls").invalidate(stags[1]).solicited(),
         ])

@@ -88,7 +88,9 @@ impl Endpoint {
     pub fn accept_request(&mut self, context: &Context, request: ConnectRequest) {
         self.place = Some(Place::from_octets(request.private_data()));
         let options = AcceptOptions::default().private_data(Place::of(&self.region).to_octets()).timeout(PATIENCE);
-        request.accept(&mut self.queue_pair, options).unwrap_or_else(|error| panic!("{error}: {:#?}", context.stats()));
+        request
+            .accept(&mut self.queue_pair.control, options)
+            .unwrap_or_else(|error| panic!("{error}: {:#?}", context.stats()));
     }
 
     /// The peer's place.
@@ -98,30 +100,42 @@ impl Endpoint {
 
     /// Posts requests that fit.
     pub fn post(&mut self, requests: &[SendRequest<'_>]) {
-        let posted = self.queue_pair.post_send(requests).expect("the send queue takes requests");
+        let posted = self.queue_pair.send.post(requests).expect("the send queue takes requests");
         assert_eq!(posted, requests.len());
     }
 
     /// Posts a receive into part of the region.
     pub fn post_receive(&mut self, id: u64, range: std::ops::Range<usize>) {
         let sge = self.region.sge(range).expect("inside the region");
-        self.queue_pair.post_receive(&[ReceiveRequest::new(id, &[sge])]).expect("the receive queue takes requests");
+        self.queue_pair.receive.post(&[ReceiveRequest::new(id, &[sge])]).expect("the receive queue takes requests");
     }
 
     /// The next completion, which must be a success.
     pub fn success(&mut self) -> Completion {
         let completion = self.completions.next(PATIENCE).expect("the queue works");
         let completion = completion.unwrap_or_else(|| {
-            panic!("no completion came; {:?}: {:#?}", self.queue_pair.state(), self.queue_pair.tcp_info())
+            panic!(
+                "no completion came; {:?}: {:#?}",
+                self.queue_pair.control.state(),
+                self.queue_pair.control.tcp_info()
+            )
         });
-        assert_eq!(completion.status, Status::Success, "{completion:?} {:?}", self.queue_pair.disconnect_reason());
+        assert_eq!(
+            completion.status,
+            Status::Success,
+            "{completion:?} {:?}",
+            self.queue_pair.control.disconnect_reason()
+        );
         completion
     }
 
     /// Ends the connection properly and waits for the end.
     pub fn disconnect(&mut self) {
-        self.queue_pair.disconnect();
-        assert!(self.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "the connection does not end");
+        self.queue_pair.control.disconnect();
+        assert!(
+            self.queue_pair.control.wait_disconnected(PATIENCE).expect("waiting works"),
+            "the connection does not end"
+        );
     }
 }
 
@@ -188,6 +202,6 @@ pub fn connect(context: &Context, queue_pair: &mut QueuePair, options: ConnectOp
         pause();
     }
     let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
-    let established = context.connect(queue_pair, server, options.timeout(PATIENCE));
+    let established = context.connect(&mut queue_pair.control, server, options.timeout(PATIENCE));
     established.unwrap_or_else(|error| panic!("{error}: {:#?}", context.stats()))
 }

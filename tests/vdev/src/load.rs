@@ -74,7 +74,7 @@ impl Load {
             for completion in &completions[..count] {
                 self.completed += u64::from(account.take(completion, lost, context));
             }
-            if !lost || account.endpoint.queue_pair.state() == QueuePairState::Connected {
+            if !lost || account.endpoint.queue_pair.control.state() == QueuePairState::Connected {
                 account.post(&mut self.random);
             }
         }
@@ -86,7 +86,7 @@ impl Load {
         loop {
             self.turn(context, true);
             let over = |account: &mut Account| {
-                account.endpoint.queue_pair.state() == QueuePairState::Disconnected && account.open.is_empty()
+                account.endpoint.queue_pair.control.state() == QueuePairState::Disconnected && account.open.is_empty()
             };
             if self.accounts.iter_mut().all(over) {
                 break;
@@ -97,7 +97,7 @@ impl Load {
             }
             pause();
         }
-        let reason = |account: &mut Account| account.endpoint.queue_pair.disconnect_reason().expect("a reason");
+        let reason = |account: &mut Account| account.endpoint.queue_pair.control.disconnect_reason().expect("a reason");
         self.accounts.iter_mut().map(reason).collect()
     }
 }
@@ -105,7 +105,7 @@ impl Load {
 impl Account {
     fn describe(&mut self) -> (QueuePairState, Option<DisconnectReason>, usize) {
         let queue_pair = &mut self.endpoint.queue_pair;
-        (queue_pair.state(), queue_pair.disconnect_reason(), self.open.len())
+        (queue_pair.control.state(), queue_pair.control.disconnect_reason(), self.open.len())
     }
 
     /// Whether it was a success.
@@ -114,7 +114,7 @@ impl Account {
         let success = completion.status == Status::Success;
         if !success {
             let expected = completion.status == Status::Flushed;
-            let reason = self.endpoint.queue_pair.disconnect_reason();
+            let reason = self.endpoint.queue_pair.control.disconnect_reason();
             assert!(
                 lost && expected,
                 "{completion:?} {reason:?} while the peer lives: {}\n{:#?}",
@@ -128,7 +128,7 @@ impl Account {
                 // The identifier of a receive still gives its position in the region.
                 let id = completion.id + (1 << 40);
                 let sge = self.endpoint.region.sge(start..start + MESSAGE).expect("inside the region");
-                if self.endpoint.queue_pair.post_receive(&[ReceiveRequest::new(id, &[sge])]).is_ok() {
+                if self.endpoint.queue_pair.receive.post(&[ReceiveRequest::new(id, &[sge])]).is_ok() {
                     self.open.insert(id);
                 }
                 self.has_token = true;
@@ -150,7 +150,7 @@ impl Account {
             } else {
                 SendRequest::write(self.next, &entries, place.stag, place.offset)
             };
-            if self.endpoint.queue_pair.post_send(&[request]).is_err() {
+            if self.endpoint.queue_pair.send.post(&[request]).is_err() {
                 return;
             }
             self.open.insert(self.next);
@@ -159,7 +159,7 @@ impl Account {
         }
         if self.has_token {
             let sge = self.endpoint.region.sge(..MESSAGE).expect("inside the region");
-            if self.endpoint.queue_pair.post_send(&[SendRequest::send(self.next, &[sge])]).is_ok() {
+            if self.endpoint.queue_pair.send.post(&[SendRequest::send(self.next, &[sge])]).is_ok() {
                 self.open.insert(self.next);
                 self.next += 1;
                 self.has_token = false;

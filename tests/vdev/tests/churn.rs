@@ -79,7 +79,10 @@ fn server(context: &Context, mut listener: Listener, connections: usize) {
         prepare_answer(&mut endpoint);
         endpoint.accept(context, &mut listener);
         answer(&mut endpoint, LENGTH);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "the peer disconnects");
+        assert!(
+            endpoint.queue_pair.control.wait_disconnected(PATIENCE).expect("waiting works"),
+            "the peer disconnects"
+        );
     }
 }
 

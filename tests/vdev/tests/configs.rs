@@ -51,7 +51,7 @@ fn pair(test: &str, server: &str, client: &str) {
         peer::tell("open");
         endpoint.accept(&context, &mut listener);
         answer(&mut endpoint, LENGTH);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"));
+        assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).expect("waiting works"));
         return;
     }
     let folder = tempfile::Builder::new().prefix("uw").tempdir().expect("a temporary directory");
@@ -62,7 +62,8 @@ fn pair(test: &str, server: &str, client: &str) {
     assert_eq!(peer.told(), "open");
     let mut endpoint = Endpoint::new(&context, 64 + 2 * LENGTH);
     let options = ConnectOptions::default().private_data(Place::of(&endpoint.region).to_octets()).timeout(PATIENCE);
-    let established = context.connect(&mut endpoint.queue_pair, address, options).expect("the two examples connect");
+    let established =
+        context.connect(&mut endpoint.queue_pair.control, address, options).expect("the two examples connect");
     endpoint.place = Some(Place::from_octets(&established.private_data));
     exchange(&mut endpoint, 1, LENGTH);
     endpoint.disconnect();

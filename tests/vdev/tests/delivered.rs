@@ -31,8 +31,8 @@ fn deliver(device: Device, mode: &str, seed: u64) {
     assert_eq!((received.id, received.length), (1, 12));
     assert!(endpoint.region.to_vec(0, LENGTH).unwrap() == pattern(seed, LENGTH), "every octet of the Write");
     assert_eq!(endpoint.region.to_vec(LENGTH, 12).unwrap(), b"that was all");
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
-    assert_eq!(endpoint.queue_pair.disconnect_reason(), Some(DisconnectReason::PeerClosed));
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
+    assert_eq!(endpoint.queue_pair.control.disconnect_reason(), Some(DisconnectReason::PeerClosed));
     let status = sender.end(|| {
         context.poll();
     });

@@ -119,7 +119,7 @@ impl Rig {
         let request = request.unwrap_or_else(|| panic!("no request came: {:#?}", self.context.stats()));
         endpoint.place = Some(Place::from_octets(request.private_data()));
         let options = AcceptOptions::default().features(COMMIT).timeout(PATIENCE);
-        request.accept(&mut endpoint.queue_pair, options).expect("the start-up succeeds");
+        request.accept(&mut endpoint.queue_pair.control, options).expect("the start-up succeeds");
         (Machine { disk, target }, endpoint)
     }
 }
@@ -185,9 +185,9 @@ impl Account {
 
     /// Collects the remaining completions when the peer is gone: work may have succeeded before.
     fn settle(&mut self, endpoint: &mut Endpoint) {
-        endpoint.queue_pair.abort();
+        endpoint.queue_pair.control.abort();
         let start = Instant::now();
-        while !self.under_way.is_empty() || endpoint.queue_pair.state() != QueuePairState::Disconnected {
+        while !self.under_way.is_empty() || endpoint.queue_pair.control.state() != QueuePairState::Disconnected {
             assert!(start.elapsed() < PATIENCE, "no end: {:?}", self.under_way);
             if let Some(completion) = endpoint.completions.poll_one() {
                 self.take(&completion);
@@ -294,7 +294,7 @@ fn each_failure_of_a_store_is_a_status() {
         for _ in 0..2 {
             assert_eq!(commit(&mut endpoint), CommitStatus::Failure, "a disk that is gone");
         }
-        assert_eq!(endpoint.queue_pair.state(), QueuePairState::Connected);
+        assert_eq!(endpoint.queue_pair.control.state(), QueuePairState::Connected);
         endpoint.disconnect();
     });
 }

@@ -62,7 +62,7 @@ fn attack(context: &Context, attack: Attack, is_over: &AtomicBool, count: &Atomi
         Attack::Commits => {
             let mut attacker = Endpoint::new(context, 64);
             let options = ConnectOptions::default().private_data(ATTACKER).features(COMMIT).timeout(PATIENCE);
-            let established = context.connect(&mut attacker.queue_pair, SERVER, options).expect("connected");
+            let established = context.connect(&mut attacker.queue_pair.control, SERVER, options).expect("connected");
             let Place { stag, offset } = Place::from_octets(&established.private_data);
             let regions = [Sge { stag, offset, length: DURABLE as u32 }; MAX_COMMIT_REGIONS];
             while !is_over.load(Ordering::Relaxed) {
@@ -132,7 +132,7 @@ impl Store for Counter {
 fn answer(context: &Context, request: ConnectRequest) -> usize {
     let domain = context.allocate_domain();
     let mut channel = Channel::new(context, &domain, SHAPE).expect("a channel");
-    request.accept(channel.queue_pair(), AcceptOptions::default()).expect("accepted");
+    request.accept(&mut channel.queue_pair().control, AcceptOptions::default()).expect("accepted");
     while let Ok(Some(Event::Message(_))) = channel.next(PATIENCE) {
         if channel.send_within(&[2; SHAPE.message], Duration::from_millis(100)).is_err() {
             break;
@@ -194,7 +194,7 @@ fn run(name: &str, attack: Attack) -> Option<Counted> {
                 Attack::Messages => channels.push(scope.spawn(|| answer(&context, request))),
                 Attack::Commits => {
                     let options = AcceptOptions::default().private_data(Place::of(&durable).to_octets());
-                    request.accept(&mut target.queue_pair, options.features(COMMIT)).expect("accepted");
+                    request.accept(&mut target.queue_pair.control, options.features(COMMIT)).expect("accepted");
                 }
             }
         };

@@ -87,7 +87,10 @@ fn serve(task: &Task) {
         answer(endpoint, EXCHANGE);
     }
     for endpoint in &mut endpoints {
-        assert!(endpoint.queue_pair.wait_disconnected(uwarp_vdev_tests::PATIENCE).unwrap(), "the peer disconnects");
+        assert!(
+            endpoint.queue_pair.control.wait_disconnected(uwarp_vdev_tests::PATIENCE).unwrap(),
+            "the peer disconnects"
+        );
     }
 }
 

@@ -63,7 +63,7 @@ impl Host {
         if self.listener.is_some() {
             let mut endpoint = self.connect(prepare_answer);
             answer(&mut endpoint, EXCHANGE);
-            assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "the peer disconnects");
+            assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap(), "the peer disconnects");
         } else {
             let mut endpoint = self.connect(|_| {});
             exchange(&mut endpoint, 7, EXCHANGE);

@@ -106,7 +106,7 @@ fn be_client(number: usize) {
     let mut endpoint = Endpoint::new(&context, 8);
     let options = ConnectOptions::default().features(ATOMICS).timeout(PATIENCE);
     let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
-    let established = context.connect(&mut endpoint.queue_pair, server, options).expect("a connection");
+    let established = context.connect(&mut endpoint.queue_pair.control, server, options).expect("a connection");
     endpoint.place = Some(Place::from_octets(&established.private_data));
     let mut client = Client { endpoint, next: 0 };
     for _ in 0..rounds() {
@@ -139,7 +139,8 @@ fn four_processes_hold_a_lock_in_turn() {
             let options = AcceptOptions::default().features(ATOMICS).timeout(PATIENCE);
             let place = Place::of(&memory.region).to_octets();
             // The engine does the rest by itself.
-            let accepting = request.start_accept(&mut queue_pair, options.private_data(place)).expect("an answer");
+            let accepting =
+                request.start_accept(&mut queue_pair.control, options.private_data(place)).expect("an answer");
             queue_pairs.push((queue_pair, accepting));
         }
         for client in clients {

@@ -97,11 +97,11 @@ impl Link {
             region.write(message * LONGEST, &purpose.text(own, other, message)).expect("inside the region");
             let start = (MESSAGES.len() + message) * LONGEST;
             let entry = region.sge(start..start + LONGEST).expect("inside the region");
-            queue_pair.post_receive(&[ReceiveRequest::new(message as u64, &[entry])]).expect("the queue holds as many");
+            queue_pair.receive.post(&[ReceiveRequest::new(message as u64, &[entry])]).expect("the queue holds as many");
         }
-        let attributes = queue_pair.query();
+        let attributes = queue_pair.control.query();
         assert_eq!(
-            (attributes.send_slots, queue_pair.receive_slots_free()),
+            (attributes.send_slots, queue_pair.receive.slots_free()),
             (MESSAGES.len(), 0),
             "no element to spare"
         );
@@ -123,7 +123,7 @@ impl Link {
         for (message, length) in MESSAGES.into_iter().enumerate() {
             let start = message * LONGEST;
             let entry = self.region.sge(start..start + length).expect("inside the region");
-            let posted = self.queue_pair.post_send(&[SendRequest::send(message as u64, &[entry])]);
+            let posted = self.queue_pair.send.post(&[SendRequest::send(message as u64, &[entry])]);
             assert_eq!(posted.expect("the queue holds as many"), 1);
         }
     }
@@ -143,7 +143,7 @@ impl Link {
     /// Continues as far as possible; returns whether anything happened.
     fn turn(&mut self) -> bool {
         if let Some(connecting) = &mut self.connecting {
-            let established = connecting.poll(&mut self.queue_pair);
+            let established = connecting.poll(&mut self.queue_pair.control);
             let Some(established) = established.unwrap_or_else(|error| panic!("{:?}: {error}", self.purpose)) else {
                 return false;
             };
@@ -227,7 +227,8 @@ fn be_peer(number: usize) {
             let octets = [purpose.initiator, purpose.kind, purpose.first];
             let options =
                 ConnectOptions::default().private_data(octets).timeout(PATIENCE).peer_to_peer(purpose.kinds());
-            let connecting = context.start_connect(&mut link.queue_pair, (address(other), PORT).into(), options);
+            let connecting =
+                context.start_connect(&mut link.queue_pair.control, (address(other), PORT).into(), options);
             link.connecting = Some(connecting.expect("a connection begins"));
             links.push(link);
         }
@@ -242,7 +243,7 @@ fn be_peer(number: usize) {
             let purpose = Purpose::from_octets(request.private_data());
             let mut link = Link::new(&context, &domain, purpose, number, usize::from(purpose.initiator));
             let options = AcceptOptions::default().timeout(PATIENCE);
-            link.connecting = Some(request.start_accept(&mut link.queue_pair, options).expect("an answer"));
+            link.connecting = Some(request.start_accept(&mut link.queue_pair.control, options).expect("an answer"));
             links.push(link);
             progress = true;
         }
@@ -268,10 +269,13 @@ fn be_peer(number: usize) {
     // Nobody leaves before all have been heard.
     await_word(&context, &words);
     for link in &mut links {
-        link.queue_pair.disconnect();
+        link.queue_pair.control.disconnect();
     }
     for link in &mut links {
-        assert!(link.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "the connection does not end");
+        assert!(
+            link.queue_pair.control.wait_disconnected(PATIENCE).expect("waiting works"),
+            "the connection does not end"
+        );
     }
     while let Some(event) = context.events().try_next() {
         assert!(matches!(event, AsyncEvent::Link { .. }), "{event:?}");

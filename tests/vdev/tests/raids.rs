@@ -89,10 +89,11 @@ impl<'a> Victims<'a> {
         let mut queue_pair = self.domain.create_queue_pair(&options).expect("a queue pair");
         let room = self.region.sge(0..4096).expect("inside the region");
         for id in 0..8 {
-            queue_pair.post_receive(&[ReceiveRequest::new(id, &[room])]).expect("the receive queue has room");
+            queue_pair.receive.post(&[ReceiveRequest::new(id, &[room])]).expect("the receive queue has room");
         }
         // An attacker may be gone already.
-        if let Ok(connecting) = request.start_accept(&mut queue_pair, AcceptOptions::default().features(COMMIT)) {
+        if let Ok(connecting) = request.start_accept(&mut queue_pair.control, AcceptOptions::default().features(COMMIT))
+        {
             self.accepted.push((queue_pair, completions, connecting));
         }
     }
@@ -101,7 +102,7 @@ impl<'a> Victims<'a> {
     fn reap(&mut self) {
         self.accepted.retain_mut(|(queue_pair, completions, _)| {
             while completions.poll_one().is_some() {}
-            !queue_pair.wait_disconnected(Duration::ZERO).unwrap_or(true)
+            !queue_pair.control.wait_disconnected(Duration::ZERO).unwrap_or(true)
         });
     }
 }

@@ -26,7 +26,7 @@ fn client_and_server_over_rings_in_one_process() {
                 prepare_answer(&mut endpoint);
                 endpoint.accept(&there, &mut listener);
                 answer(&mut endpoint, LENGTH);
-                assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+                assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
             }
         });
         for seed in 0..4 {
@@ -66,7 +66,7 @@ fn two_engines(name: &str, device: Device) {
                 scope.spawn(move || {
                     answer(&mut endpoint, LENGTH);
                     answer(&mut endpoint, LENGTH);
-                    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap());
+                    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap());
                 });
             }
         });

@@ -58,7 +58,7 @@ impl End {
 
     fn receive_again(&mut self, which: usize) {
         let entry = self.region.sge(..4096).expect("inside the region");
-        self.queue_pairs[which].post_receive(&[ReceiveRequest::new(which as u64, &[entry])]).expect("room");
+        self.queue_pairs[which].receive.post(&[ReceiveRequest::new(which as u64, &[entry])]).expect("room");
     }
 }
 
@@ -78,7 +78,7 @@ fn traffic(end: &mut End, place: Place, rounds: usize) {
                 SendRequest::read(2, &entry, place.stag, place.offset).signalled(),
                 SendRequest::send(3, &entry).signalled(),
             ];
-            assert_eq!(queue_pair.post_send(&requests).expect("connected"), 3);
+            assert_eq!(queue_pair.send.post(&requests).expect("connected"), 3);
         }
         let mut left = 3 * end.queue_pairs.len();
         while left > 0 {
@@ -94,7 +94,8 @@ fn client(task: &Task, peer: &mut Peer) {
     let server = std::net::SocketAddr::from(([10, 0, 0, 1], PORT));
     let mut place = None;
     for queue_pair in &mut end.queue_pairs {
-        let established = end.context.connect(queue_pair, server, ConnectOptions::default().timeout(PATIENCE));
+        let established =
+            end.context.connect(&mut queue_pair.control, server, ConnectOptions::default().timeout(PATIENCE));
         place = Some(Place::from_octets(&established.expect("connected").private_data));
     }
     let place = place.expect("there is a queue pair");
@@ -134,11 +135,12 @@ fn server(task: &Task) {
     let mut listener = end.context.listen(PORT, ListenOptions::default()).expect("a free port");
     peer::tell("open");
     let options = AcceptOptions::default().private_data(Place::of(&end.region).to_octets());
-    let mut by_number = vec![0; 1 + end.queue_pairs.iter().map(|pair| pair.number()).max().unwrap_or(0) as usize];
+    let mut by_number =
+        vec![0; 1 + end.queue_pairs.iter().map(|pair| pair.control.number()).max().unwrap_or(0) as usize];
     for (which, queue_pair) in end.queue_pairs.iter_mut().enumerate() {
-        by_number[queue_pair.number() as usize] = which;
+        by_number[queue_pair.control.number() as usize] = which;
         let request = listener.next(PATIENCE).expect("the listener works").expect("a request comes");
-        request.accept(queue_pair, options.clone()).expect("accepted");
+        request.accept(&mut queue_pair.control, options.clone()).expect("accepted");
     }
     let words = peer::words();
     let mut out = [Completion::default(); 64];

@@ -130,7 +130,7 @@ impl Endpoint {
     pub(crate) fn post_receive(&mut self, slot: usize) -> Result<(), Error> {
         let start = slot * (self.sizes.receive + STAGGER);
         let entry = self.receives.sge(start..start + self.sizes.receive)?;
-        self.queue_pair.post_receive(&[ReceiveRequest::new(RECEIVE << KIND_SHIFT | slot as u64, &[entry])])?;
+        self.queue_pair.receive.post(&[ReceiveRequest::new(RECEIVE << KIND_SHIFT | slot as u64, &[entry])])?;
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Endpoint {
     /// # Errors
     /// Those of [`ProtectionDomain::register`]; the memory is returned with them.
     pub(crate) fn register(&self, octets: Vec<u8>, access: Access) -> Result<MemoryRegion, Kept> {
-        let options = RegionOptions::new(access).scope(RegionScope::QueuePair(&self.queue_pair));
+        let options = RegionOptions::new(access).scope(RegionScope::QueuePair(&self.queue_pair.control));
         self.domain.register(octets, options).map_err(|Unregistered { buffer, error }| Kept {
             // It was made of one.
             octets: buffer.into_vec().unwrap_or_default(),
@@ -167,7 +167,7 @@ impl Endpoint {
 
     /// Posts at most [`LOCAL_REQUESTS`] local operations in front of a message that there is room for.
     pub(crate) fn post_local(&mut self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
-        self.queue_pair.post_send(requests)?;
+        self.queue_pair.send.post(requests)?;
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl Endpoint {
         if signalled && self.signalled == self.sizes.sends + WORK_DEPTH {
             return Err(Failure::Full);
         }
-        match self.queue_pair.post_send(&[request]) {
+        match self.queue_pair.send.post(&[request]) {
             Ok(_) => {
                 self.signalled += usize::from(signalled);
                 Ok(())
@@ -339,7 +339,7 @@ impl Endpoint {
     /// Whether the connection has ended without work that could report it: a responder whose requester uses all its
     /// credits has neither receives nor replies posted.
     fn is_over(&mut self) -> bool {
-        self.queue_pair.state() == QueuePairState::Disconnected
+        self.queue_pair.control.state() == QueuePairState::Disconnected
     }
 
     /// Waits until something happens, or until the time-out.
@@ -399,15 +399,15 @@ mod tests {
         let sizes = Sizes { receives: 2, receive: 1024, sends: 1, send: 1024, pieces: 0 };
         let [mut one, mut other] = [&here, &there].map(|context| Endpoint::new(context, sizes).unwrap());
         let peer = there.socket_address(20_049);
-        let mut connecting = here.start_connect(&mut one.queue_pair, peer, ConnectOptions::default()).unwrap();
+        let mut connecting = here.start_connect(&mut one.queue_pair.control, peer, ConnectOptions::default()).unwrap();
         let request = loop {
-            assert!(connecting.poll(&mut one.queue_pair).unwrap().is_none());
+            assert!(connecting.poll(&mut one.queue_pair.control).unwrap().is_none());
             if let Some(request) = listener.try_next().unwrap() {
                 break request;
             }
         };
-        request.accept(&mut other.queue_pair, AcceptOptions::default()).unwrap();
-        while connecting.poll(&mut one.queue_pair).unwrap().is_none() {
+        request.accept(&mut other.queue_pair.control, AcceptOptions::default()).unwrap();
+        while connecting.poll(&mut one.queue_pair.control).unwrap().is_none() {
             other.poll().unwrap();
         }
         for endpoint in [&mut one, &mut other] {

@@ -184,7 +184,7 @@ impl Requester {
         options: RequesterOptions,
     ) -> Result<Self, Error> {
         let (mut endpoint, connecting) = begin(context, peer, &options)?;
-        let established = connecting.wait(&mut endpoint.queue_pair)?;
+        let established = connecting.wait(&mut endpoint.queue_pair.control)?;
         let mut requester = Self::assemble(context, peer, bindings, options);
         requester.up(Box::new(endpoint), &established);
         Ok(requester)
@@ -448,7 +448,7 @@ impl Requester {
                 }
                 true
             }
-            Link::Connecting(endpoint, connecting) => match connecting.poll(&mut endpoint.queue_pair) {
+            Link::Connecting(endpoint, connecting) => match connecting.poll(&mut endpoint.queue_pair.control) {
                 Ok(None) => false,
                 Ok(Some(established)) => {
                     if let Link::Connecting(endpoint, _) = std::mem::replace(&mut self.link, Link::Closed) {
@@ -653,6 +653,6 @@ fn begin(context: &Context, peer: SocketAddr, options: &RequesterOptions) -> Res
         timeout: options.connect_timeout,
         ..ConnectOptions::default().private_data(options.private_data().to_octets())
     };
-    let connecting = context.start_connect(&mut endpoint.queue_pair, peer, connect)?;
+    let connecting = context.start_connect(&mut endpoint.queue_pair.control, peer, connect)?;
     Ok((endpoint, connecting))
 }

@@ -196,7 +196,7 @@ impl Responder {
             ord: options.reads,
             ..AcceptOptions::default().private_data(own.to_octets()).timeout(options.timeout)
         };
-        request.accept(&mut endpoint.queue_pair, accept)?;
+        request.accept(&mut endpoint.queue_pair.control, accept)?;
         common.join();
         Ok(Self {
             endpoint,
@@ -306,7 +306,7 @@ impl Responder {
                 return Ok(None);
             }
             let waited = match self.ending.lost {
-                Some(_) => self.endpoint.queue_pair.wait_disconnected(left.min(REASON)).map(drop),
+                Some(_) => self.endpoint.queue_pair.control.wait_disconnected(left.min(REASON)).map(drop),
                 None => self.endpoint.wait(left),
             };
             if waited.is_err() {
@@ -360,20 +360,20 @@ impl Responder {
     fn leave(&mut self) {
         if self.ending.leaving && self.endpoint.has_posted_all() {
             self.ending.leaving = false;
-            self.endpoint.queue_pair.disconnect();
+            self.endpoint.queue_pair.control.disconnect();
         }
     }
 
     /// Ends the connection behind the posted work, to signal that a reply is lost (RFC 8166 §4.5.4).
     fn close(&mut self) {
-        self.endpoint.queue_pair.disconnect();
+        self.endpoint.queue_pair.control.disconnect();
         self.end();
     }
 
     fn end(&mut self) {
         // If the connection has already ended, its reason is reported when it arrives.
         if !self.ending.has_ended() {
-            self.ending.over = Some(Over { reason: self.endpoint.queue_pair.disconnect_reason() });
+            self.ending.over = Some(Over { reason: self.endpoint.queue_pair.control.disconnect_reason() });
         }
     }
 

@@ -75,7 +75,7 @@ fn touch(raw: &mut Raw, write: bool, handle: u32, offset: u64) -> (WorkStatus, D
     } else {
         SendRequest::read(5, &entry, handle, offset)
     };
-    raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+    raw.queue_pair.send.post(&[request.signalled()]).unwrap();
     (raw.status(5), raw.reason())
 }
 
@@ -171,7 +171,7 @@ fn a_handle_of_one_connection_is_none_on_another() {
             } else {
                 SendRequest::read(5, &entry, own.handle, own.offset)
             };
-            raw.queue_pair.post_send(&[request.signalled()]).unwrap();
+            raw.queue_pair.send.post(&[request.signalled()]).unwrap();
             assert_eq!(raw.status(5), WorkStatus::Success);
             raw.send(&encode(
                 &Header { xid: 0, credits: 1, body: Body::Error { version: 1, error: RdmaError::Chunk } },

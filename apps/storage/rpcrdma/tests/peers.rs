@@ -496,7 +496,7 @@ fn memory_of_an_unused_chunk_comes_back_as_it_was_left() {
         raw.memory.write(0, &[0xaa; 100]).unwrap();
         let entry = [raw.memory.sge(..100).unwrap()];
         let write = uwarp::SendRequest::write(5, &entry, segment.handle, segment.offset);
-        raw.queue_pair.post_send(&[write]).unwrap();
+        raw.queue_pair.send.post(&[write]).unwrap();
         let unused = Chunks { writes: vec![vec![Segment { length: 0, ..segment }]], ..Chunks::default() };
         let xid = header.xid;
         raw.send(&match error {

@@ -40,7 +40,7 @@ fn two_rooms() -> Call {
 fn invalidate(raw: &mut Raw, octets: &[u8], stag: u32) {
     raw.memory.write(0, octets).unwrap();
     let entry = [raw.memory.sge(..octets.len()).unwrap()];
-    raw.queue_pair.post_send(&[SendRequest::send(5, &entry).invalidate(stag).signalled()]).unwrap();
+    raw.queue_pair.send.post(&[SendRequest::send(5, &entry).invalidate(stag).signalled()]).unwrap();
     assert_eq!(raw.status(5), WorkStatus::Success);
 }
 
@@ -87,11 +87,11 @@ fn buffers_lie_behind_each_other_in_their_direction() {
     assert_eq!(reads, [segment(0, 6000), segment(6000, 6000), segment(12_000, 1001)]);
     let (handle, offset) = (first.handle, first.offset);
     let sink = [raw.memory.sge(..13_001).unwrap()];
-    raw.queue_pair.post_send(&[SendRequest::read(5, &sink, handle, offset).signalled()]).unwrap();
+    raw.queue_pair.send.post(&[SendRequest::read(5, &sink, handle, offset).signalled()]).unwrap();
     assert_eq!(raw.status(5), WorkStatus::Success);
     assert_eq!(raw.memory.to_vec(0, 13_001).unwrap(), [pattern(1, 6000), pattern(2, 7001)].concat());
     // Nothing lies behind them.
-    raw.queue_pair.post_send(&[SendRequest::read(6, &sink, handle, offset + 1).signalled()]).unwrap();
+    raw.queue_pair.send.post(&[SendRequest::read(6, &sink, handle, offset + 1).signalled()]).unwrap();
     assert_eq!(raw.status(6), WorkStatus::RemoteAccess);
 }
 
@@ -148,7 +148,7 @@ fn former_stags_are_refused() {
         assert_eq!((client.stats().invalidated, client.stats().connections), (expected, 1), "{case:#b}");
         let sink = [raw.memory.sge(..100).unwrap()];
         let Segment { handle, offset, .. } = former[if is_latest { 3 } else { 0 }];
-        raw.queue_pair.post_send(&[SendRequest::read(7, &sink, handle, offset).signalled()]).unwrap();
+        raw.queue_pair.send.post(&[SendRequest::read(7, &sink, handle, offset).signalled()]).unwrap();
         assert_eq!(raw.status(7), WorkStatus::RemoteAccess);
         // Invalid STag (RFC 5040 §4.8).
         let code = TerminateCode { layer: 0, error_type: 1, code: 0 };
@@ -190,7 +190,7 @@ fn more_buffers_than_a_fast_region_takes_are_registered_each() {
         let sink = [raw.memory.sge(..1000).unwrap()];
         for (index, read) in header.chunks().unwrap().reads.iter().enumerate() {
             let Segment { handle, offset, .. } = read.segment;
-            raw.queue_pair.post_send(&[SendRequest::read(5, &sink, handle, offset).signalled()]).unwrap();
+            raw.queue_pair.send.post(&[SendRequest::read(5, &sink, handle, offset).signalled()]).unwrap();
             assert_eq!(raw.status(5), WorkStatus::Success);
             assert_eq!(raw.memory.to_vec(0, 1000).unwrap(), pattern(index as u64, 1000));
         }

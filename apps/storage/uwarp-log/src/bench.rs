@@ -385,7 +385,7 @@ impl End {
 
     fn receive(&mut self) -> anyhow::Result<()> {
         let place = self.memory.sge(self.size..)?;
-        self.queue_pair.post_receive(&[ReceiveRequest::new(0, &[place])])?;
+        self.queue_pair.receive.post(&[ReceiveRequest::new(0, &[place])])?;
         Ok(())
     }
 
@@ -408,7 +408,7 @@ impl End {
 
     fn send(&mut self, length: usize) -> anyhow::Result<()> {
         let source = [self.memory.sge(..length)?];
-        self.queue_pair.post_send(&[SendRequest::send(1, &source)])?;
+        self.queue_pair.send.post(&[SendRequest::send(1, &source)])?;
         Ok(())
     }
 }
@@ -433,7 +433,7 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
     let region = target.as_ref().or(store.as_ref().map(Store::region)).context("there is a region")?;
     let mut place = region.stag().to_be_bytes().to_vec();
     place.extend(region.remote_offset().to_be_bytes());
-    request.accept(&mut end.queue_pair, AcceptOptions::default().private_data(place).features(FEATURES))?;
+    request.accept(&mut end.queue_pair.control, AcceptOptions::default().private_data(place).features(FEATURES))?;
     let mut room = vec![0; size];
     let mut head = [0; REQUEST];
     loop {
@@ -456,7 +456,7 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
         if arguments.method == Method::Pull {
             let sink = [store.region().sge(offset..offset + size)?];
             let read = SendRequest::read(2, &sink, stag as u32, source).signalled();
-            end.queue_pair.post_send(&[read])?;
+            end.queue_pair.send.post(&[read])?;
             while end.next()?.opcode != CompletionOpcode::Read {}
         } else {
             end.memory.read(size + 2 * REQUEST, &mut room)?;
@@ -499,7 +499,7 @@ fn client(
         if arguments.method.is_commit() {
             let source = [end.memory.sge(REQUEST..REQUEST + size)?];
             let write = SendRequest::write(3, &source, stag, offset + slot * size as u64);
-            end.queue_pair.post_send(&[write.with_commit().signalled()])?;
+            end.queue_pair.send.post(&[write.with_commit().signalled()])?;
             return end.next().map(|_| ());
         }
         request(end, size, slot)?;

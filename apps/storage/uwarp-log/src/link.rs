@@ -249,7 +249,7 @@ impl Driver {
                     link.state = State::Down(Instant::now() + REOPEN);
                 }
             }
-            State::Connecting(channel, connecting) => match connecting.poll(channel.queue_pair()) {
+            State::Connecting(channel, connecting) => match connecting.poll(&mut channel.queue_pair().control) {
                 Ok(None) => return Ok(false),
                 Ok(Some(established)) => {
                     let link = &mut self.links[target];
@@ -343,7 +343,7 @@ impl Driver {
             .private_data(greeting(&self.secret))
             .features(FEATURES)
             .timeout(Duration::from_secs(2));
-        let connecting = context.start_connect(channel.queue_pair(), peer, options)?;
+        let connecting = context.start_connect(&mut channel.queue_pair().control, peer, options)?;
         link.state = State::Connecting(channel, connecting);
         Ok(())
     }
@@ -444,7 +444,7 @@ impl Link {
 
     fn down(&mut self) {
         if let State::Up(channel) = &mut self.state {
-            channel.queue_pair().abort();
+            channel.queue_pair().control.abort();
         }
         self.state = State::Down(Instant::now() + PAUSE);
         self.wanted.clear();
@@ -490,7 +490,7 @@ impl Link {
                     let sink = [staging.sge(at..at + *length as usize)?];
                     let read = SendRequest::read(1, &sink, stag, base + offset);
                     let read = if number + 1 == pieces.len() { read.signalled() } else { read };
-                    channel.queue_pair().post_send(&[read])?;
+                    channel.queue_pair().send.post(&[read])?;
                     at += *length as usize;
                 }
                 self.posted.push_back(Posted { read: Some((begin, at - begin)), ..posted });
@@ -502,7 +502,7 @@ impl Link {
                     let source = [staging.sge(at..at + octets.len())?];
                     let write = SendRequest::write(1, &source, stag, base + offset);
                     let write = if pieces.len() == 1 { write.with_commit().signalled() } else { write };
-                    channel.queue_pair().post_send(&[write])?;
+                    channel.queue_pair().send.post(&[write])?;
                     at += octets.len();
                 }
                 if pieces.len() > 1 {
@@ -512,7 +512,7 @@ impl Link {
                 // It is not in the same segment as the Write and its Commit: a request has one operation behind its
                 // Write.
                 if let Some(sequence) = notify {
-                    channel.queue_pair().post_send(&[SendRequest::immediate(2, sequence)])?;
+                    channel.queue_pair().send.post(&[SendRequest::immediate(2, sequence)])?;
                 }
                 self.posted.push_back(posted);
             }
@@ -536,7 +536,7 @@ fn commit(channel: &mut Channel, stag: u32, base: u64, parts: impl Iterator<Item
     for (number, list) in lists.iter().enumerate() {
         let commit = SendRequest::commit(1, list);
         let commit = if number + 1 == lists.len() { commit.signalled() } else { commit };
-        channel.queue_pair().post_send(&[commit])?;
+        channel.queue_pair().send.post(&[commit])?;
     }
     Ok(())
 }

@@ -67,7 +67,7 @@ impl<'a> Newcomers<'a> {
         }
         let sources: Vec<IpAddr> = self.waiting.iter().map(|newcomer| newcomer.peer.ip()).collect();
         if let Some(number) = evicted(&sources, peer.ip()) {
-            self.waiting.remove(number).channel.queue_pair().abort();
+            self.waiting.remove(number).channel.queue_pair().control.abort();
         }
         let mut channel = match Channel::new(context, domain, SHAPE) {
             Ok(channel) => channel,
@@ -81,7 +81,7 @@ impl<'a> Newcomers<'a> {
         let challenge = challenge()?;
         let options =
             AcceptOptions::default().private_data(reply(self.secret, &challenge)).features(FEATURES).timeout(LIMIT);
-        match request.accept(channel.queue_pair(), options) {
+        match request.accept(&mut channel.queue_pair().control, options) {
             Ok(_) => {
                 let since = Instant::now();
                 self.waiting.push(Newcomer { channel, peer, local, challenge, since, refused: false });
@@ -138,13 +138,13 @@ impl<'a> Newcomers<'a> {
                     Some(reason) => {
                         // It stays until it has received that, or until its time is up.
                         newcomer.refused = true;
-                        newcomer.channel.queue_pair().disconnect();
+                        newcomer.channel.queue_pair().control.disconnect();
                         Some(reason)
                     }
                 },
                 event => {
                     let mut newcomer = self.waiting.remove(number);
-                    newcomer.channel.queue_pair().abort();
+                    newcomer.channel.queue_pair().control.abort();
                     match event {
                         _ if newcomer.refused => None,
                         Ok(None) => Some("it did not prove in time that it knows the secret"),

@@ -301,8 +301,8 @@ impl Target<'_> {
     fn end(&mut self, number: usize) -> anyhow::Result<()> {
         let mut channel = self.channels.remove(number);
         self.has_writer &= number != 0;
-        channel.queue_pair().abort();
-        if !channel.queue_pair().wait_disconnected(END)? {
+        channel.queue_pair().control.abort();
+        if !channel.queue_pair().control.wait_disconnected(END)? {
             bail!("a connection does not end within {END:?}");
         }
         Ok(())

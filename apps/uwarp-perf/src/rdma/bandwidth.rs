@@ -146,7 +146,7 @@ impl<'a> Pump<'a> {
             };
             requests.push(if number + 1 == first + count { request.signalled() } else { request });
         }
-        self.session.queue_pairs[index as usize].post_send(&requests)?;
+        self.session.queue_pairs[index as usize].send.post(&requests)?;
         let flow = &mut self.flows[index as usize];
         flow.posted += count;
         flow.sent += count;
@@ -445,7 +445,7 @@ impl Sink {
             let target = session.remote.offset + session.layout.credit(index);
             let count = posted.to_le_bytes();
             let request = SendRequest::write_inline(MARKER, &count, session.remote.stag, target);
-            match session.queue_pairs[index as usize].post_send(&[request]) {
+            match session.queue_pairs[index as usize].send.post(&[request]) {
                 Ok(_) => *told = *posted,
                 // The next call retries.
                 Err(error) if error.is_full() => {}

@@ -238,10 +238,10 @@ fn connect_once(session: &mut Session, server: SocketAddr, number: u64) -> anyho
     let private_data = data_to_octets(session.seed, number as u32);
     let options = ConnectOptions::default().private_data(private_data).features(FEATURES);
     let begun = Instant::now();
-    session.context.connect(&mut queue_pair, server, options)?;
+    session.context.connect(&mut queue_pair.control, server, options)?;
     let time = begun.elapsed();
-    queue_pair.disconnect();
-    if !queue_pair.wait_disconnected(PATIENCE)? {
+    queue_pair.control.disconnect();
+    if !queue_pair.control.wait_disconnected(PATIENCE)? {
         anyhow::bail!("connection {number} did not end within {PATIENCE:?}");
     }
     // The receives that were flushed.

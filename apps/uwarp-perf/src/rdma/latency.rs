@@ -60,7 +60,7 @@ impl Exchange {
         session.memory.store_release_u8(self.last_out, self.mark)?;
         let request =
             SendRequest::write(self.number, std::slice::from_ref(&self.source), session.remote.stag, self.target);
-        session.queue_pairs[self.queue_pair].post_send(&[request])?;
+        session.queue_pairs[self.queue_pair].send.post(&[request])?;
         // Send it now: it does not have to wait for what the caller does next.
         session.turn()
     }
@@ -159,7 +159,7 @@ fn is_finished(session: &mut Session) -> anyhow::Result<bool> {
 fn send(session: &mut Session, number: u64) -> anyhow::Result<()> {
     let index = turn_of(session, number);
     let entry = session.entry(session.layout.out(index, 0))?;
-    session.queue_pairs[index as usize].post_send(&[SendRequest::send(number, &[entry])])?;
+    session.queue_pairs[index as usize].send.post(&[SendRequest::send(number, &[entry])])?;
     session.turn()
 }
 
@@ -232,7 +232,7 @@ pub fn read(session: &mut Session, number: u64) -> anyhow::Result<()> {
     let index = turn_of(session, number);
     let entry = session.entry(session.layout.inward(index, 0))?;
     let source = session.remote.offset + session.layout.out(index, 0);
-    session.queue_pairs[index as usize].post_send(&[SendRequest::read(
+    session.queue_pairs[index as usize].send.post(&[SendRequest::read(
         number,
         &[entry],
         session.remote.stag,
@@ -253,7 +253,7 @@ pub fn fetch_add(session: &mut Session, number: u64, found: &mut [Option<u64>]) 
     let index = turn_of(session, number);
     let target = session.remote.offset + session.layout.out(index, 0);
     let request = SendRequest::fetch_add(number, session.remote.stag, target, 1).signalled();
-    session.queue_pairs[index as usize].post_send(&[request])?;
+    session.queue_pairs[index as usize].send.post(&[request])?;
     let mut out = [Completion::default()];
     while session.reap(&mut out)? == 0 {}
     let original = out[0].original_value();
@@ -273,7 +273,7 @@ pub fn fetch_add(session: &mut Session, number: u64, found: &mut [Option<u64>]) 
 #[inline]
 pub fn ask_by_immediate(session: &mut Session, number: u64, used: &mut Used) -> anyhow::Result<()> {
     let index = turn_of(session, number);
-    session.queue_pairs[index as usize].post_send(&[SendRequest::immediate(number, number)])?;
+    session.queue_pairs[index as usize].send.post(&[SendRequest::immediate(number, number)])?;
     session.turn()?;
     if let Some((index, slot)) = used.take() {
         session.post_receive(index, slot)?;
@@ -301,7 +301,7 @@ pub fn answer_by_immediate(session: &mut Session) -> anyhow::Result<Verdict> {
         }
         let Some(data) = out[0].immediate_data() else { continue };
         let (index, slot) = parse_receive_id(out[0].id);
-        session.queue_pairs[index as usize].post_send(&[SendRequest::immediate(data, data | ANSWER)])?;
+        session.queue_pairs[index as usize].send.post(&[SendRequest::immediate(data, data | ANSWER)])?;
         session.turn()?;
         session.post_receive(index, slot)?;
     }
@@ -322,14 +322,14 @@ pub fn write_commit(session: &mut Session, number: u64, checked: bool) -> anyhow
     let target = session.remote.offset + session.layout.inward(index, 0);
     let entries = [entry];
     let request = SendRequest::write(number, &entries, session.remote.stag, target).with_commit().signalled();
-    session.queue_pairs[index as usize].post_send(&[request])?;
+    session.queue_pairs[index as usize].send.post(&[request])?;
     let mut out = [Completion::default()];
     while session.reap(&mut out)? == 0 {}
     if checked {
         let sink = session.entry(session.layout.inward(index, 0))?;
         let sinks = [sink];
         let request = SendRequest::read(number, &sinks, session.remote.stag, target).signalled();
-        session.queue_pairs[index as usize].post_send(&[request])?;
+        session.queue_pairs[index as usize].send.post(&[request])?;
         while session.reap(&mut out)? == 0 {}
         refuse(wrong(session, 0, number, 0, 0)?)?;
     }

@@ -78,7 +78,10 @@ fn serve(context: &Context, listener: &mut Listener, first: ConnectRequest) -> a
     )?;
     session.remote = request.memory;
     let mut control = Channel::new(context, &session.domain, CONTROL)?;
-    first.accept(control.queue_pair(), AcceptOptions::default().private_data(memory_to_octets(session.own())))?;
+    first.accept(
+        &mut control.queue_pair().control,
+        AcceptOptions::default().private_data(memory_to_octets(session.own())),
+    )?;
     session.control = Some(control);
     accept_data(&mut session, listener, &request)?;
     if operation == Operation::Read {
@@ -108,7 +111,7 @@ fn accept_data(session: &mut Session, listener: &mut Listener, request: &Request
         let mut queue_pair = session.make_queue_pair(next)?;
         let options = AcceptOptions { ird: reads, ord: reads, ..AcceptOptions::default() }.features(FEATURES);
         // A client that times out and retries uses the same index.
-        if arrival.accept(&mut queue_pair, options).is_ok() {
+        if arrival.accept(&mut queue_pair.control, options).is_ok() {
             session.queue_pairs.push(queue_pair);
             next += 1;
             last = Instant::now();
@@ -155,7 +158,7 @@ fn take_connections(session: &mut Session, listener: &mut Listener, seed: u64) -
             Some(Control::Finish) => return Ok(None),
             Some(other) => bail!("sent {other:?} while it made connections"),
         }
-        open.retain_mut(|queue_pair| queue_pair.state() != QueuePairState::Disconnected);
+        open.retain_mut(|queue_pair| queue_pair.control.state() != QueuePairState::Disconnected);
         // The receives that were flushed: queue pairs whose completions nobody has read stay.
         while session.completions.poll(&mut [Completion::default(); 8]) > 0 {}
         let Some(arrival) = listener.try_next()? else { continue };
@@ -164,7 +167,7 @@ fn take_connections(session: &mut Session, listener: &mut Listener, seed: u64) -
             continue;
         }
         let mut queue_pair = session.make_queue_pair(0)?;
-        if arrival.accept(&mut queue_pair, AcceptOptions::default().features(FEATURES)).is_ok() {
+        if arrival.accept(&mut queue_pair.control, AcceptOptions::default().features(FEATURES)).is_ok() {
             open.push(queue_pair);
         }
     }

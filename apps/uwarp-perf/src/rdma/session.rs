@@ -125,10 +125,9 @@ impl Session {
                 .limits(1, 32),
         )?;
         for number in 0..self.receives {
-            queue_pair.post_receive(&[ReceiveRequest::new(
-                receive_id(index, number),
-                &[self.receive_entry(index, number)?],
-            )])?;
+            queue_pair
+                .receive
+                .post(&[ReceiveRequest::new(receive_id(index, number), &[self.receive_entry(index, number)?])])?;
         }
         Ok(queue_pair)
     }
@@ -145,7 +144,7 @@ impl Session {
     #[inline]
     pub fn post_receive(&mut self, index: u32, number: u32) -> anyhow::Result<()> {
         let entry = self.receive_entry(index, number)?;
-        self.queue_pairs[index as usize].post_receive(&[ReceiveRequest::new(receive_id(index, number), &[entry])])?;
+        self.queue_pairs[index as usize].receive.post(&[ReceiveRequest::new(receive_id(index, number), &[entry])])?;
         Ok(())
     }
 
@@ -164,7 +163,7 @@ impl Session {
     /// # Errors
     /// The connection has ended.
     pub fn post_marker(&mut self, index: u32) -> anyhow::Result<()> {
-        self.queue_pairs[index as usize].post_send(&[SendRequest::send(MARKER, &[])])?;
+        self.queue_pairs[index as usize].send.post(&[SendRequest::send(MARKER, &[])])?;
         Ok(())
     }
 
@@ -190,11 +189,11 @@ impl Session {
             .queue_pairs
             .iter_mut()
             .enumerate()
-            .find(|(_, queue_pair)| queue_pair.number() == completion.queue_pair);
+            .find(|(_, queue_pair)| queue_pair.control.number() == completion.queue_pair);
         match (found, completion.status) {
             (Some((index, queue_pair)), Status::Flushed) => {
                 // The completions may arrive slightly before the reason.
-                let _ = queue_pair.wait_disconnected(Duration::from_millis(100));
+                let _ = queue_pair.control.wait_disconnected(Duration::from_millis(100));
                 anyhow::anyhow!("the connection of queue pair {index} has ended: {}", why_disconnected(queue_pair))
             }
             (_, status) => anyhow::anyhow!("{:?} failed: {status:?}", completion.opcode),
@@ -240,7 +239,7 @@ impl Session {
     fn look_around(&mut self) -> anyhow::Result<()> {
         check_interrupted()?;
         for (index, queue_pair) in self.queue_pairs.iter_mut().enumerate() {
-            if queue_pair.state() == QueuePairState::Disconnected {
+            if queue_pair.control.state() == QueuePairState::Disconnected {
                 bail!("the connection of queue pair {index} has ended: {}", why_disconnected(queue_pair));
             }
         }
@@ -266,9 +265,9 @@ impl Session {
         while start.elapsed() < PATIENCE {
             self.context.poll();
             let control = self.control.as_mut().context(NO_CONTROL)?;
-            let mut open = control.queue_pair().state() != QueuePairState::Disconnected;
+            let mut open = control.queue_pair().control.state() != QueuePairState::Disconnected;
             for queue_pair in &mut self.queue_pairs {
-                open |= queue_pair.state() != QueuePairState::Disconnected;
+                open |= queue_pair.control.state() != QueuePairState::Disconnected;
             }
             if !open {
                 break;

@@ -49,7 +49,7 @@ fn the_addresses_are_the_hosts_whenever_they_change() {
         wait_for("the end of the address", || count(&[&server, &client, &late], 1));
         let mut endpoint = Endpoint::new(&client, REGION);
         let options = ConnectOptions::default().timeout(PATIENCE);
-        let gone = client.connect(&mut endpoint.queue_pair, ([10, 9, 0, 2], PORT).into(), options);
+        let gone = client.connect(&mut endpoint.queue_pair.control, ([10, 9, 0, 2], PORT).into(), options);
         assert!(matches!(gone, Err(Error::Connect { reason: ConnectError::Unreachable, .. })), "{gone:?}");
         greet(&late, &mut listener, [10, 9, 0, 1].into());
         // Many are served, and too many are named.

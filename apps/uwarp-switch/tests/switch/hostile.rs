@@ -98,7 +98,7 @@ fn connect(context: &Context, progress: &mut Progress) -> Option<Endpoint> {
         let mut endpoint = Endpoint::new(context, LARGE);
         let options = ConnectOptions::default().private_data(ATTACKER).timeout(Duration::from_secs(5));
         // Who attacks may be refused.
-        if let Ok(established) = context.connect(&mut endpoint.queue_pair, SERVER, options) {
+        if let Ok(established) = context.connect(&mut endpoint.queue_pair.control, SERVER, options) {
             endpoint.place = Some(Place::from_octets(&established.private_data));
             return Some(endpoint);
         }
@@ -113,7 +113,10 @@ fn violate(task: &Task) -> u64 {
     while let Some(mut endpoint) = connect(&context, &mut progress) {
         let Place { stag, offset } = endpoint.place();
         endpoint.post(&[SendRequest::write_inline(1, b"to nowhere", !stag, offset)]);
-        assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "a violation is forgiven");
+        assert!(
+            endpoint.queue_pair.control.wait_disconnected(PATIENCE).expect("waiting works"),
+            "a violation is forgiven"
+        );
         progress.goes_on(1);
     }
     progress.count
@@ -142,7 +145,7 @@ fn post_much(task: &Task, attack: Attack) -> u64 {
             _ => SendRequest::read(1, &all, stag, offset),
         };
         let mut posted = 0;
-        while matches!(endpoint.queue_pair.post_send(&[request()]), Ok(1)) {
+        while matches!(endpoint.queue_pair.send.post(&[request()]), Ok(1)) {
             posted += 1;
         }
         let mut is_well = true;
@@ -179,7 +182,7 @@ pub fn serve_everybody(task: &Task) {
         let mut endpoint = Endpoint::new(&context, LARGE);
         let options = AcceptOptions::default().private_data(Place::of(&endpoint.region).to_octets());
         // It may have gone again.
-        if request.accept(&mut endpoint.queue_pair, options).is_ok() {
+        if request.accept(&mut endpoint.queue_pair.control, options).is_ok() {
             attacked.push_back(endpoint);
         }
         if attacked.len() > CONNECTIONS {
@@ -192,11 +195,11 @@ fn answer_one(context: &Context, request: ConnectRequest) {
     let mut endpoint = Endpoint::new(context, REGION);
     prepare_answer(&mut endpoint);
     let options = AcceptOptions::default().private_data(Place::of(&endpoint.region).to_octets()).timeout(PATIENCE);
-    request.accept(&mut endpoint.queue_pair, options).expect("accepted");
+    request.accept(&mut endpoint.queue_pair.control, options).expect("accepted");
     for _ in 0..ROUNDS {
         answer(&mut endpoint, LENGTH);
     }
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).expect("waiting works"), "the client does not end");
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).expect("waiting works"), "the client does not end");
 }
 
 /// An honest connection before the attack and one that begins amid it, from a program that joins then: both carry all

@@ -50,11 +50,11 @@ fn a_killed_program_is_noticed_by_its_peer_at_once_and_its_ports_are_free() {
     });
     server.kill();
     // Nothing is under way, and no keep-alive probe is sent.
-    assert!(endpoint.queue_pair.wait_disconnected(PATIENCE).unwrap(), "the peer's death is not noticed");
+    assert!(endpoint.queue_pair.control.wait_disconnected(PATIENCE).unwrap(), "the peer's death is not noticed");
     let after = own();
     // The switch has asked, and then reset: nobody had to send something first.
     assert_eq!((after.sent - before.sent, after.answered - before.answered), (2, 1), "{after:?}");
-    assert_eq!(endpoint.queue_pair.disconnect_reason(), Some(DisconnectReason::Reset));
+    assert_eq!(endpoint.queue_pair.control.disconnect_reason(), Some(DisconnectReason::Reset));
     wait_for("the end of the victim's place", || switch.status().clients.len() == 1);
     let listener = context.listen(PORT, ListenOptions::default()).expect("the victim's port is free");
     assert_eq!(listener.port(), PORT);
@@ -81,7 +81,7 @@ fn a_port_has_one_listener_and_nobodys_port_refuses() {
     let refused = |peer: &str| {
         let mut endpoint = Endpoint::new(&a, REGION);
         let options = ConnectOptions::default().timeout(PATIENCE);
-        match a.connect(&mut endpoint.queue_pair, peer.parse().unwrap(), options) {
+        match a.connect(&mut endpoint.queue_pair.control, peer.parse().unwrap(), options) {
             Err(Error::Connect { reason, .. }) => reason,
             other => panic!("{peer}: {other:?}"),
         }

@@ -235,7 +235,7 @@ pub fn connect_to(endpoint: &mut Endpoint, context: &Context, server: std::net::
     use uwarp_vdev_tests::endpoint::Place;
     let options =
         uwarp::ConnectOptions::default().private_data(Place::of(&endpoint.region).to_octets()).timeout(PATIENCE);
-    let established = context.connect(&mut endpoint.queue_pair, server, options).expect("the server accepts");
+    let established = context.connect(&mut endpoint.queue_pair.control, server, options).expect("the server accepts");
     endpoint.place = Some(Place::from_octets(&established.private_data));
 }
 

@@ -187,7 +187,7 @@ fn a_program_connects_to_a_program_of_another_host() {
     let refused = |peer: &str| {
         let mut endpoint = Endpoint::new(&context, REGION);
         match context.connect(
-            &mut endpoint.queue_pair,
+            &mut endpoint.queue_pair.control,
             peer.parse().unwrap(),
             ConnectOptions::default().timeout(PATIENCE),
         ) {

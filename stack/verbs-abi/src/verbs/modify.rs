@@ -151,7 +151,7 @@ fn reset(pair: &Handle<QueuePair>) -> Result<(), Errno> {
     {
         // In this order: a program may have a section of the send queue open.
         let mut sender = pair.send.lock();
-        pair.control().reset_with(&mut sender.queue.half)?;
+        pair.control().reset(&mut sender.queue.half)?;
     }
     // As drivers of hardware do. Nothing is locked here: a thread with a section of a completion queue may post in it.
     // SAFETY: our own structure.

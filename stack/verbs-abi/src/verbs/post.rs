@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             };
             let mut receiver = pair.receive.lock();
             each_receive(list, bad, |request| {
-                receiver.post_receive(&[request]).map_err(|error| error.reason)?;
+                receiver.post(&[request]).map_err(|error| error.reason)?;
                 Ok(())
             })
         }

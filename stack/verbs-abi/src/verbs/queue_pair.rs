@@ -93,8 +93,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         wanted.cap.max_send_sge = entries;
         wanted.cap.max_recv_sge = entries;
         wanted.cap.max_inline_data = inline as u32;
-        let number = queue_pair.number();
-        let (control, send, receive) = queue_pair.into_halves();
+        let uwarp::QueuePair { control, send, receive } = queue_pair;
+        let number = control.number();
         let taken = process::process()?.taken.of(number);
         let queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, taken);
         let id = PairId { number, handle: next_handle() };

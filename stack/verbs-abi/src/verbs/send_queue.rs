@@ -66,7 +66,7 @@ impl Post for SendQueue {
         if !self.has_places(1) {
             return Err(ENOMEM);
         }
-        self.half.post_send(&[request]).map_err(|error| error.reason)?;
+        self.half.post(&[request]).map_err(|error| error.reason)?;
         self.signalled = self.signalled.wrapping_add(u32::from(is_signalled | self.signal_all));
         Ok(())
     }

@@ -43,15 +43,15 @@ use uwarp_ring::Notifier;
 /// let channel = EventChannel::new()?;
 /// let mut listener = there.listen(7471, ListenOptions::default())?;
 /// listener.attach(&channel, 1);
-/// client.attach(&channel, 2);
-/// server.attach(&channel, 3);
-/// let _ = here.start_connect(&mut client, there.socket_address(7471), ConnectOptions::default())?;
+/// client.control.attach(&channel, 2);
+/// server.control.attach(&channel, 3);
+/// let _ = here.start_connect(&mut client.control, there.socket_address(7471), ConnectOptions::default())?;
 /// let mut established = 0;
 /// while established < 2 {
 ///     let event = channel.next(LIMIT)?.expect("something happens");
 ///     match event.change {
 ///         ConnectionChange::Request(request) => {
-///             let _ = request.start_accept(&mut server, AcceptOptions::default())?;
+///             let _ = request.start_accept(&mut server.control, AcceptOptions::default())?;
 ///         }
 ///         ConnectionChange::Established(_) => established += 1,
 ///         other => panic!("{other:?} of {}", event.key),

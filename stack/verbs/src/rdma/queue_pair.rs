@@ -8,16 +8,13 @@ pub use halves::{ReceiveHalf, SendHalf, StagedRequests};
 pub use options::QueuePairOptions;
 
 use self::halves::Gate;
-use crate::error::{Error, PostError};
+use crate::error::Error;
 use crate::rdma::completion::{CompletionQueueCore, Unread};
 use crate::rdma::domain::ProtectionDomain;
-use crate::rdma::request::{ReceiveRequest, SendRequest};
 use crate::runtime::context::Shared;
 use crate::runtime::core::{Core, Linger, NoReply, Origin};
 use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
     Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Features, Membership,
@@ -117,14 +114,20 @@ struct Unbound {
 
 /// A pair of work queues and the iWARP stream that carries them out.
 ///
-/// One thread owns it at a time (`Send`, not `Sync`); [`into_halves`](Self::into_halves) lets up to three threads share
-/// it. It is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is
+/// One thread owns each part at a time (`Send`, not `Sync`), and up to three threads share a queue pair that is taken
+/// apart, without a lock between them. A program that has locks of its own may keep each part behind one. Dropping a
+/// half leaves the other parts alone; dropping the control ends the queue pair.
+///
+/// It is bound to an engine when it first connects or accepts. Dropping it disconnects in order: what was posted is
 /// sent, and the context lingers until the peer has delivered it.
 #[derive(Debug)]
 pub struct QueuePair {
-    control: QueuePairControl,
-    send: SendHalf,
-    receive: ReceiveHalf,
+    /// Its connection, its state, and its end.
+    pub control: QueuePairControl,
+    /// Its send queue.
+    pub send: SendHalf,
+    /// Its receive queue.
+    pub receive: ReceiveHalf,
 }
 
 /// A queue pair without its work queues: its connection, its state, and its end.
@@ -177,17 +180,7 @@ struct Made {
 impl ProtectionDomain {
     /// A new queue pair of this domain.
     pub fn create_queue_pair(&self, options: &QueuePairOptions<'_>) -> Result<QueuePair, Error> {
-        QueuePair::create(self.shared(), self.number(), self.queue_pairs(), options)
-    }
-}
-
-impl QueuePair {
-    pub(crate) fn create(
-        shared: &Arc<Shared>,
-        domain: u32,
-        members: &Arc<AtomicU32>,
-        options: &QueuePairOptions<'_>,
-    ) -> Result<Self, Error> {
+        let (shared, domain) = (self.shared(), self.number());
         shared.check_open()?;
         options.validate(shared, domain)?;
         shared.reap_lingering();
@@ -221,7 +214,11 @@ impl QueuePair {
             made,
             state: QueuePairState::Idle,
             last: LastConnection::default(),
-            unbound: Some(Unbound { send: send_end, receive: receive_end, membership: Membership::new(members) }),
+            unbound: Some(Unbound {
+                send: send_end,
+                receive: receive_end,
+                membership: Membership::new(self.queue_pairs()),
+            }),
             engine: 0,
             shared_receives: options.shared_receives.map(|queue| Arc::clone(queue.receives())),
             events,
@@ -232,76 +229,7 @@ impl QueuePair {
             completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
             shared: Arc::clone(shared),
         };
-        Ok(Self { control, send, receive })
-    }
-
-    /// Takes the queue pair apart, so that one thread posts to the send queue, one to the receive queue, and one looks
-    /// after the connection, without a lock between them. A program that has locks of its own may keep each part behind
-    /// one.
-    ///
-    /// The parts cannot be joined again. Dropping a half leaves the others alone; dropping the control ends the queue
-    /// pair.
-    pub fn into_halves(self) -> (QueuePairControl, SendHalf, ReceiveHalf) {
-        (self.control, self.send, self.receive)
-    }
-
-    /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted.
-    /// It can connect or accept again, on any engine.
-    ///
-    /// # Errors
-    /// [`Error::State`] while it has a connection: [`abort`](QueuePairControl::abort) that, and wait for its end.
-    pub fn reset(&mut self) -> Result<(), Error> {
-        self.control.reset_with(&mut self.send)
-    }
-
-    /// Ends the queue pair at once: [`QueuePairControl::destroy`].
-    pub fn destroy(self) {
-        self.control.destroy();
-    }
-
-    /// Posts requests to the send queue: [`SendHalf::post_send`].
-    ///
-    /// # Errors
-    /// Those of [`SendHalf::post_send`].
-    #[inline]
-    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
-        self.send.post_send(requests)
-    }
-
-    /// As [`SendHalf::turn_after_post`].
-    #[inline]
-    pub fn turn_after_post(&mut self) {
-        self.send.turn_after_post();
-    }
-
-    /// Posts requests to the receive queue, as [`ReceiveHalf::post_receive`].
-    #[inline]
-    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
-        self.receive.post_receive(requests)
-    }
-
-    /// Free slots of the send queue: [`SendHalf::slots_free`].
-    pub fn send_slots_free(&mut self) -> usize {
-        self.send.slots_free()
-    }
-
-    /// Free slots of the receive queue: [`ReceiveHalf::slots_free`].
-    pub fn receive_slots_free(&mut self) -> usize {
-        self.receive.slots_free()
-    }
-}
-
-impl Deref for QueuePair {
-    type Target = QueuePairControl;
-
-    fn deref(&self) -> &QueuePairControl {
-        &self.control
-    }
-}
-
-impl DerefMut for QueuePair {
-    fn deref_mut(&mut self) -> &mut QueuePairControl {
-        &mut self.control
+        Ok(QueuePair { control, send, receive })
     }
 }
 

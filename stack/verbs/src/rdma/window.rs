@@ -24,7 +24,7 @@ pub const MAX_PIECES: usize = MAX_SEND_ENTRIES - 1;
 /// let mut window = domain.allocate_window()?;
 /// let page = region.sge(1024..2048)?;
 /// let request = window.bind(1, &page, Access::REMOTE_WRITE)?;
-/// // After `queue_pair.post_send(&[request, ...])` the peer may be told `window.stag()` and `window.remote_offset()`.
+/// // After `queue_pair.send.post(&[request, ...])` the peer may be told `window.stag()` and `window.remote_offset()`.
 /// # let _ = request;
 /// # Ok::<(), uwarp::Error>(())
 /// ```

@@ -77,7 +77,9 @@ impl Side {
     pub fn complete(&mut self) -> Completion {
         match self.cq.next(LONG).unwrap() {
             Some(completion) => completion,
-            None => panic!("no completion within the time limit: {:?} {:#?}", self.qp.state(), self.context.stats()),
+            None => {
+                panic!("no completion within the time limit: {:?} {:#?}", self.qp.control.state(), self.context.stats())
+            }
         }
     }
 
@@ -91,7 +93,7 @@ impl Side {
     /// Writes an octet to the end of the peer's region and waits for it.
     pub fn speak_first(&mut self, peer: &Side) {
         let offset = peer.mr.remote_offset() + REGION as u64 - 1;
-        self.qp.post_send(&[uwarp::SendRequest::write_inline(0, &[1], peer.mr.stag(), offset)]).unwrap();
+        self.qp.send.post(&[uwarp::SendRequest::write_inline(0, &[1], peer.mr.stag(), offset)]).unwrap();
         let contexts = [&self.context, &peer.context];
         until(&contexts, "the first octet", || peer.mr.load_acquire_u8(REGION - 1).unwrap() == 1);
     }
@@ -116,16 +118,17 @@ pub fn connect_by(listener: &mut Listener, client: &mut Side, server: &mut Side)
     let peer = server.context.socket_address(listener.port());
     let connecting = client
         .context
-        .start_connect(&mut client.qp, peer, ConnectOptions::default().private_data(b"hello".as_slice()))
+        .start_connect(&mut client.qp.control, peer, ConnectOptions::default().private_data(b"hello".as_slice()))
         .unwrap();
     let request = listener.next(LONG).unwrap().expect("a connection request");
     assert_eq!(request.private_data(), b"hello");
-    let accepting =
-        request.start_accept(&mut server.qp, AcceptOptions::default().private_data(b"welcome".as_slice())).unwrap();
-    let established = connecting.wait(&mut client.qp).unwrap();
+    let accepting = request
+        .start_accept(&mut server.qp.control, AcceptOptions::default().private_data(b"welcome".as_slice()))
+        .unwrap();
+    let established = connecting.wait(&mut client.qp.control).unwrap();
     assert_eq!(established.private_data, b"welcome");
     client.established = Some(established);
-    server.established = Some(accepting.wait(&mut server.qp).unwrap());
+    server.established = Some(accepting.wait(&mut server.qp.control).unwrap());
 }
 
 /// Connects two idle sides.

@@ -63,17 +63,18 @@ pub fn server(config: Config, arguments: &Arguments) -> Result<()> {
         for place in 0..plan.depth {
             let start = plan.area() + place * plan.largest;
             queue_pair
-                .post_receive(&[ReceiveRequest::new(place as u64, &[memory.sge(start..start + plan.largest)?])])?;
+                .receive
+                .post(&[ReceiveRequest::new(place as u64, &[memory.sge(start..start + plan.largest)?])])?;
         }
         let request = listener.next(LONG)?.context("a client did not come")?;
-        request.accept(&mut queue_pair, AcceptOptions::default().private_data(place_of(&memory)))?;
-        peers.insert(queue_pair.number(), (queue_pair, memory));
+        request.accept(&mut queue_pair.control, AcceptOptions::default().private_data(place_of(&memory)))?;
+        peers.insert(queue_pair.control.number(), (queue_pair, memory));
     }
     say("accepted");
     let mut batch = [Completion::default(); 32];
     let mut octets = vec![0; plan.largest];
     let deadline = Instant::now() + LONG;
-    while !peers.values_mut().all(|(queue_pair, _)| queue_pair.state() == QueuePairState::Disconnected) {
+    while !peers.values_mut().all(|(queue_pair, _)| queue_pair.control.state() == QueuePairState::Disconnected) {
         ensure!(Instant::now() < deadline, "the clients do not leave");
         let count = completions.poll(&mut batch);
         for completion in &batch[..count] {
@@ -86,8 +87,9 @@ pub fn server(config: Config, arguments: &Arguments) -> Result<()> {
             memory.read(start, octets)?;
             let sum = sum_of(octets).to_le_bytes();
             queue_pair
-                .post_receive(&[ReceiveRequest::new(completion.id, &[memory.sge(start..start + plan.largest)?])])?;
-            queue_pair.post_send(&[SendRequest::send_inline(0, &sum)])?;
+                .receive
+                .post(&[ReceiveRequest::new(completion.id, &[memory.sge(start..start + plan.largest)?])])?;
+            queue_pair.send.post(&[SendRequest::send_inline(0, &sum)])?;
         }
     }
     if segmentation {
@@ -127,7 +129,7 @@ pub fn client(config: Config, arguments: &Arguments) -> Result<()> {
                 let at = place * size;
                 let source = [memory.sge(at..at + size)?];
                 let sink = [memory.sge(plan.area() + at..plan.area() + at + size)?];
-                queue_pair.post_send(&[
+                queue_pair.send.post(&[
                     SendRequest::write(1, &source, *stag, *offset + at as u64),
                     // The peer's engine sees the Write first.
                     SendRequest::read(2, &sink, *stag, *offset + at as u64).signalled(),
@@ -142,11 +144,11 @@ pub fn client(config: Config, arguments: &Arguments) -> Result<()> {
             ensure!(back[..total] == octets[..total], "{size} octets came back changed");
             for place in 0..plan.depth {
                 let answer = 2 * plan.area() + 8 * place;
-                queue_pair.post_receive(&[ReceiveRequest::new(3, &[memory.sge(answer..answer + 8)?])])?;
+                queue_pair.receive.post(&[ReceiveRequest::new(3, &[memory.sge(answer..answer + 8)?])])?;
             }
             for place in 0..plan.depth {
                 let at = place * size;
-                queue_pair.post_send(&[SendRequest::send(4, &[memory.sge(at..at + size)?]).signalled()])?;
+                queue_pair.send.post(&[SendRequest::send(4, &[memory.sge(at..at + size)?]).signalled()])?;
             }
         }
         // The Sends and their answers.
@@ -161,10 +163,10 @@ pub fn client(config: Config, arguments: &Arguments) -> Result<()> {
         }
     }
     for (queue_pair, ..) in &mut peers {
-        queue_pair.disconnect();
+        queue_pair.control.disconnect();
     }
     for (queue_pair, ..) in &mut peers {
-        ensure!(queue_pair.wait_disconnected(LONG)?, "the connection does not end");
+        ensure!(queue_pair.control.wait_disconnected(LONG)?, "the connection does not end");
     }
     say("done");
     Ok(())
@@ -175,7 +177,7 @@ fn connect(context: &Context, queue_pair: &mut QueuePair) -> Result<Established>
     let deadline = Instant::now() + LONG;
     loop {
         let options = ConnectOptions::default().timeout(Duration::from_secs(2));
-        match context.connect(queue_pair, server_address(), options) {
+        match context.connect(&mut queue_pair.control, server_address(), options) {
             Ok(established) => return Ok(established),
             Err(error) if Instant::now() > deadline => return Err(error.into()),
             Err(uwarp::Error::Connect { .. }) => std::thread::sleep(Duration::from_millis(10)),

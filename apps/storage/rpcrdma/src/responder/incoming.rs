@@ -218,11 +218,13 @@ impl Responder {
     pub(super) fn conclude(&mut self) -> bool {
         let Some(loss) = &mut self.ending.lost else { return false };
         let queue_pair = &mut self.endpoint.queue_pair;
-        if queue_pair.state() != QueuePairState::Disconnected && (loss.looks < LOOKS || loss.seen.elapsed() < REASON) {
+        if queue_pair.control.state() != QueuePairState::Disconnected
+            && (loss.looks < LOOKS || loss.seen.elapsed() < REASON)
+        {
             loss.looks += 1;
             return false;
         }
-        let reason = queue_pair.disconnect_reason();
+        let reason = queue_pair.control.disconnect_reason();
         if !loss.is_convicted && matches!(reason, Some(DisconnectReason::PeerTerminated(_))) {
             self.common.retries.suspect(self.peer.ip(), self.written.iter().copied().collect());
         }

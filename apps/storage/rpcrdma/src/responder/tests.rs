@@ -14,9 +14,9 @@ fn the_reason_of_an_end_is_not_waited_for() {
     let completions = here.create_completion_queue(16).unwrap();
     let mut peer = here.allocate_domain().create_queue_pair(&QueuePairOptions::new(&completions)).unwrap();
     let mut connecting =
-        here.start_connect(&mut peer, there.socket_address(20_049), ConnectOptions::default()).unwrap();
+        here.start_connect(&mut peer.control, there.socket_address(20_049), ConnectOptions::default()).unwrap();
     let request = loop {
-        assert!(connecting.poll(&mut peer).unwrap().is_none());
+        assert!(connecting.poll(&mut peer.control).unwrap().is_none());
         if let Some(request) = listener.try_next().unwrap() {
             break request;
         }
@@ -24,7 +24,7 @@ fn the_reason_of_an_end_is_not_waited_for() {
     let programs: Arc<[Arc<dyn Binding>]> = Arc::new([]);
     let mut responder =
         Responder::accept(&there, request, programs, ResponderOptions::default(), Arc::default()).unwrap();
-    while connecting.poll(&mut peer).unwrap().is_none() {
+    while connecting.poll(&mut peer.control).unwrap().is_none() {
         assert!(responder.poll().unwrap().is_none());
     }
     // Work was flushed, and the event that says why has not come yet.

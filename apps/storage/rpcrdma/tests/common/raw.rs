@@ -33,7 +33,7 @@ impl Raw {
         let memory = domain.register(vec![0; RAW_BUFFER * (RAW_RECEIVES + 1) + RAW_MEMORY], Access::ALL).unwrap();
         for slot in 0..RAW_RECEIVES {
             let entry = memory.sge(slot * RAW_BUFFER..(slot + 1) * RAW_BUFFER).unwrap();
-            queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
+            queue_pair.receive.post(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
         }
         Self { queue_pair, completions, memory, domain, context: context.clone(), other: None }
     }
@@ -47,10 +47,10 @@ impl Raw {
     pub fn connect_with(context: &Context, server: &mut Server, options: ConnectOptions) -> (Self, Established) {
         let mut raw = Self { other: Some(server.context.clone()), ..Self::new(context) };
         let peer = server.context.socket_address(PORT);
-        let mut connecting = context.start_connect(&mut raw.queue_pair, peer, options).unwrap();
+        let mut connecting = context.start_connect(&mut raw.queue_pair.control, peer, options).unwrap();
         let deadline = Instant::now() + LONG;
         loop {
-            if let Some(established) = connecting.poll(&mut raw.queue_pair).unwrap() {
+            if let Some(established) = connecting.poll(&mut raw.queue_pair.control).unwrap() {
                 return (raw, established);
             }
             server.step();
@@ -69,7 +69,7 @@ impl Raw {
             }
             assert!(Instant::now() < deadline);
         };
-        request.accept(&mut raw.queue_pair, AcceptOptions::default().private_data(private_data)).unwrap();
+        request.accept(&mut raw.queue_pair.control, AcceptOptions::default().private_data(private_data)).unwrap();
         raw
     }
 
@@ -77,7 +77,7 @@ impl Raw {
         let start = RAW_RECEIVES * RAW_BUFFER;
         self.memory.write(start, octets).unwrap();
         let entry = [self.memory.sge(start..start + octets.len()).unwrap()];
-        self.queue_pair.post_send(&[SendRequest::send(1 << 32, &entry).signalled()]).unwrap();
+        self.queue_pair.send.post(&[SendRequest::send(1 << 32, &entry).signalled()]).unwrap();
         // The buffer is reused.
         let deadline = Instant::now() + LONG;
         loop {
@@ -112,11 +112,11 @@ impl Raw {
     /// Why its stream ended, when it has.
     pub fn reason(&mut self) -> DisconnectReason {
         let deadline = Instant::now() + LONG;
-        while self.queue_pair.state() != QueuePairState::Disconnected {
+        while self.queue_pair.control.state() != QueuePairState::Disconnected {
             self.turn();
             assert!(Instant::now() < deadline, "the connection lives on");
         }
-        self.queue_pair.disconnect_reason().unwrap()
+        self.queue_pair.control.disconnect_reason().unwrap()
     }
 
     /// Turns both sides' engines.
@@ -139,7 +139,7 @@ impl Raw {
         let slot = completion.id as usize;
         let octets = self.memory.to_vec(slot * RAW_BUFFER, completion.length as usize).unwrap();
         let entry = self.memory.sge(slot * RAW_BUFFER..(slot + 1) * RAW_BUFFER).unwrap();
-        self.queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
+        self.queue_pair.receive.post(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
         Some(octets)
     }
 

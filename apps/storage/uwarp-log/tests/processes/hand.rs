@@ -108,7 +108,7 @@ impl Hand {
         self.memory.write(0, octets).unwrap();
         let source = [self.memory.sge(0..8).unwrap()];
         let write = SendRequest::write(1, &source, window.stag, window.offset + geometry.slot(0));
-        self.channel.queue_pair().post_send(&[write.with_commit().signalled()]).unwrap();
+        self.channel.queue_pair().send.post(&[write.with_commit().signalled()]).unwrap();
         self.next()
     }
 }

@@ -188,7 +188,7 @@ fn a_writer_goes_on_with_two_targets_when_the_third_is_none() {
         let request = listener.next(PATIENCE).unwrap().expect("the writer tries");
         let mut channel = Channel::new(&context, &domain, SHAPE).unwrap();
         let options = AcceptOptions::default().private_data(greeting).features(FEATURES);
-        request.accept(channel.queue_pair(), options).unwrap();
+        request.accept(&mut channel.queue_pair().control, options).unwrap();
         // The first one does not receive this.
         let _ = channel.send(b"no message of a target");
         channels.push(channel);
@@ -224,7 +224,7 @@ fn only_the_writer_tells_of_records() {
     let (mut channel, established) = join(&context, &domain, &secret());
     prove(&mut channel, &established);
     for number in [0, 1 << 40] {
-        channel.queue_pair().post_send(&[SendRequest::immediate(number, number).signalled()]).unwrap();
+        channel.queue_pair().send.post(&[SendRequest::immediate(number, number).signalled()]).unwrap();
     }
     part(&context, channel.queue_pair()).unwrap();
     drop(channel);
@@ -256,11 +256,11 @@ fn a_former_writer_cannot_write_by_another_connection_and_its_old_stag() {
     assert_eq!(refused, "a request failed: RemoteAccess");
     // RFC 5041 §8.2: a tagged buffer error, an invalid STag.
     let code = TerminateCode { layer: 1, error_type: 1, code: 0 };
-    assert!(former.channel.queue_pair().wait_disconnected(PATIENCE).unwrap());
-    assert_eq!(former.channel.queue_pair().disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)));
+    assert!(former.channel.queue_pair().control.wait_disconnected(PATIENCE).unwrap());
+    assert_eq!(former.channel.queue_pair().control.disconnect_reason(), Some(DisconnectReason::PeerTerminated(code)));
     // A Commit of these octets by the writer would keep what was placed.
     let commit = [uwarp::Sge { stag: new.1.stag, length: 8, offset: new.1.offset + new.0.slot(0) }];
-    later.channel.queue_pair().post_send(&[SendRequest::commit(1, &commit).signalled()]).unwrap();
+    later.channel.queue_pair().send.post(&[SendRequest::commit(1, &commit).signalled()]).unwrap();
     assert!(matches!(later.next(), Ok(Event::Done(_))));
     assert_eq!(kept(), b"former 1");
     assert!(matches!(later.write(new, b"later 01"), Ok(Event::Done(_))));

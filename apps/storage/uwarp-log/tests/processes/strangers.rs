@@ -48,7 +48,8 @@ fn nobody_becomes_the_writer_without_the_secret() {
     {
         let options = ConnectOptions::default().private_data(private_data).features(FEATURES);
         let mut channel = Channel::new(&context, &domain, SHAPE).unwrap();
-        let error = context.connect(channel.queue_pair(), (SERVER_ADDRESS, PORT).into(), options).unwrap_err();
+        let error =
+            context.connect(&mut channel.queue_pair().control, (SERVER_ADDRESS, PORT).into(), options).unwrap_err();
         let reason = String::from_utf8_lossy(error.rejection().expect("a rejection"));
         assert!(reason.contains(expected), "{reason}");
     }
@@ -115,7 +116,7 @@ fn a_proof_is_worth_nothing_to_a_false_target() {
         let request = listener.next(PATIENCE).unwrap().expect("the writer tries");
         let mut victim = Channel::new(&to_writer, &writer_domain, SHAPE).unwrap();
         let options = AcceptOptions::default().private_data(private_data).features(FEATURES);
-        request.accept(victim.queue_pair(), options).unwrap();
+        request.accept(&mut victim.queue_pair().control, options).unwrap();
         if has_secret {
             let Some(Event::Message(octets)) = victim.next(PATIENCE).unwrap() else { panic!("a proof") };
             let proof: Proof = serde_json::from_slice(&octets).unwrap();

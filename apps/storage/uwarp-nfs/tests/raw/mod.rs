@@ -40,11 +40,11 @@ impl Raw {
         let memory = domain.register(vec![0; Self::BUFFER * (Self::RECEIVES + 1)], Access::LOCAL_WRITE).unwrap();
         for slot in 0..Self::RECEIVES {
             let entry = memory.sge(slot * Self::BUFFER..(slot + 1) * Self::BUFFER).unwrap();
-            queue_pair.post_receive(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
+            queue_pair.receive.post(&[ReceiveRequest::new(slot as u64, &[entry])]).unwrap();
         }
-        let mut connecting = here.start_connect(&mut queue_pair, peer, ConnectOptions::default()).unwrap();
+        let mut connecting = here.start_connect(&mut queue_pair.control, peer, ConnectOptions::default()).unwrap();
         let deadline = Instant::now() + LONG;
-        while connecting.poll(&mut queue_pair).unwrap().is_none() {
+        while connecting.poll(&mut queue_pair.control).unwrap().is_none() {
             step();
             assert!(Instant::now() < deadline);
         }
@@ -90,7 +90,7 @@ impl Raw {
         let at = Self::RECEIVES * Self::BUFFER;
         self.memory.write(at, &message).unwrap();
         let entry = [self.memory.sge(at..at + message.len()).unwrap()];
-        self.queue_pair.post_send(&[SendRequest::send(Self::SENT, &entry).signalled()]).unwrap();
+        self.queue_pair.send.post(&[SendRequest::send(Self::SENT, &entry).signalled()]).unwrap();
         // The buffer is reused.
         let deadline = Instant::now() + LONG;
         while self.completions.poll_one().is_none_or(|completion| completion.id != Self::SENT) {

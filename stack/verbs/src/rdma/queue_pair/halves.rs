@@ -117,7 +117,7 @@ impl SendHalf {
     /// # Errors
     /// [`PostErrorReason`] says what is wrong with the request behind those that were posted.
     #[inline]
-    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
+    pub fn post(&mut self, requests: &[SendRequest<'_>]) -> Result<usize, PostError> {
         if self.bell.is_none() || self.ring.is_closed() {
             self.open()?;
         }
@@ -134,7 +134,7 @@ impl SendHalf {
     /// Posts the requests that `fill` pushes, in order: all of them, or none if it fails.
     ///
     /// # Errors
-    /// That of `fill`, and those of [`post_send`](Self::post_send) that concern no single request.
+    /// That of `fill`, and those of [`post`](Self::post) that concern no single request.
     #[inline]
     pub fn post_whole<E: From<PostErrorReason>>(
         &mut self,
@@ -323,13 +323,13 @@ impl ReceiveHalf {
         Self { ring, entries: options.max_sge, is_shared: options.shared_receives.is_some() }
     }
 
-    /// Posts requests, in order, and returns their number; as [`SendHalf::post_send`], but also before the connection
-    /// is made, which is the time to do it.
+    /// Posts requests, in order, and returns their number; as [`SendHalf::post`], but also before the connection is
+    /// made, which is the time to do it.
     ///
     /// # Errors
     /// [`PostErrorReason`] says what is wrong with the request behind those that were posted.
     #[inline]
-    pub fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
+    pub fn post(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<usize, PostError> {
         if self.ring.is_closed() {
             return Err(PostError { posted: 0, reason: PostErrorReason::Dead });
         }

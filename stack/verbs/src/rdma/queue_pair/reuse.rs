@@ -38,9 +38,8 @@ impl QueuePairControl {
     }
 
     /// Moves the queue pair to its end, whether it has a connection or not: what was posted is flushed, and so is what
-    /// is posted from now on. A connection ends as by [`abort`](Self::abort).
-    /// [`reset`](crate::QueuePair::reset) makes the queue pair like new. This does not wait, see
-    /// [`wait_disconnected`](Self::wait_disconnected).
+    /// is posted from now on. A connection ends as by [`abort`](Self::abort). [`reset`](Self::reset) makes the queue
+    /// pair like new. This does not wait, see [`wait_disconnected`](Self::wait_disconnected).
     ///
     /// # Errors
     /// The queue pair was idle, so nothing has started the context's engines, and they cannot be started.
@@ -60,11 +59,12 @@ impl QueuePairControl {
     }
 
     /// Makes a queue pair whose connection has failed or ended like new: idle, with the same number and nothing posted.
-    /// It can connect or accept again. `send` is its other half; see [`QueuePair::reset`](crate::QueuePair::reset).
+    /// It can connect or accept again, on any engine. `send` is its send queue.
     ///
     /// # Errors
     /// [`Error::State`] while it has a connection: [`abort`](Self::abort) that, and wait for its end.
-    pub fn reset_with(&mut self, send: &mut SendHalf) -> Result<(), Error> {
+    /// [`Error::Argument`] for another queue pair's send queue.
+    pub fn reset(&mut self, send: &mut SendHalf) -> Result<(), Error> {
         self.drain_events();
         if !matches!(self.state, QueuePairState::Idle | QueuePairState::Disconnected) {
             let expected = "end the connection first, or destroy the queue pair";

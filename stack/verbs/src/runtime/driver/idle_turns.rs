@@ -109,11 +109,12 @@ fn connected() -> (Side, Side) {
     let (mut here, mut there) = (Side::new(here), Side::new(there));
     let mut listener = there.context.listen(1, ListenOptions::default()).unwrap();
     let address = there.context.socket_address(1);
-    let connecting = here.context.start_connect(&mut here.queue_pair, address, ConnectOptions::default()).unwrap();
+    let connecting =
+        here.context.start_connect(&mut here.queue_pair.control, address, ConnectOptions::default()).unwrap();
     let request = listener.next(LONG).unwrap().unwrap();
-    let accepting = request.start_accept(&mut there.queue_pair, AcceptOptions::default()).unwrap();
-    connecting.wait(&mut here.queue_pair).unwrap();
-    accepting.wait(&mut there.queue_pair).unwrap();
+    let accepting = request.start_accept(&mut there.queue_pair.control, AcceptOptions::default()).unwrap();
+    connecting.wait(&mut here.queue_pair.control).unwrap();
+    accepting.wait(&mut there.queue_pair.control).unwrap();
     for side in [&mut here, &mut there] {
         part_from_thread(&side.context, &mut side.queue);
         side.settle();
@@ -126,8 +127,8 @@ fn polls_behind_a_completion_turn_the_engine_not_at_all_then_once_and_then_eight
     let (mut here, mut there) = connected();
     let mut counted = 0;
     for id in 0..100 {
-        there.queue_pair.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
-        here.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        there.queue_pair.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
+        here.queue_pair.send.post(&[SendRequest::send(id, &[])]).unwrap();
         here.settle();
         assert_eq!(there.poll(), at_once(id));
         let polls = [(); 6].map(|()| there.poll());
@@ -147,9 +148,9 @@ fn polls_behind_a_completion_turn_the_engine_not_at_all_then_once_and_then_eight
 fn a_poll_stops_turning_at_a_completion() {
     let (mut here, mut there) = connected();
     for id in (0..200).step_by(2) {
-        there.queue_pair.post_receive(&[id, id + 1].map(|id| ReceiveRequest::new(id, &[]))).unwrap();
+        there.queue_pair.receive.post(&[id, id + 1].map(|id| ReceiveRequest::new(id, &[]))).unwrap();
         let sends = [id, id + 1].map(|id| SendRequest::send(id, &[]).signalled().complete_on_ack());
-        here.queue_pair.post_send(&sends).unwrap();
+        here.queue_pair.send.post(&sends).unwrap();
         here.settle();
         // The turn delivers both messages. What lies in the queue takes no turn.
         assert_eq!(there.poll(), at_once(id));
@@ -170,7 +171,7 @@ fn a_poll_stops_turning_at_a_completion() {
 fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_poll() {
     let (mut here, mut there) = connected();
     for id in (0..100).step_by(5) {
-        there.queue_pair.post_receive(&[0, 1, 2, 3, 4].map(|more| ReceiveRequest::new(id + more, &[]))).unwrap();
+        there.queue_pair.receive.post(&[0, 1, 2, 3, 4].map(|more| ReceiveRequest::new(id + more, &[]))).unwrap();
         // A thread that polls all the time is the one that may turn the engine when it posts. Who looks at turns is
         // not.
         let deadline = Instant::now() + LONG;
@@ -180,8 +181,8 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
         }
         here.queue.poll_one();
         for id in [id, id + 1, id + 2] {
-            here.queue_pair.post_send(&[SendRequest::send(id, &[]).signalled()]).unwrap();
-            here.queue_pair.turn_after_post();
+            here.queue_pair.send.post(&[SendRequest::send(id, &[]).signalled()]).unwrap();
+            here.queue_pair.send.turn_after_post();
         }
         let mut received = |polls| -> Vec<u64> {
             (0..polls).filter_map(|_| there.queue.poll_one()).map(|completion| completion.id).collect()
@@ -191,14 +192,14 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
         assert_eq!([completed(), completed(), completed()], [Some(id), Some(id + 1), Some(id + 2)]);
         assert_eq!(received(10), [id + 1, id + 2]);
         // Right behind a completion a poll turns the engine only for what was posted.
-        here.queue_pair.post_send(&[SendRequest::send(id + 3, &[]).signalled()]).unwrap();
+        here.queue_pair.send.post(&[SendRequest::send(id + 3, &[]).signalled()]).unwrap();
         assert!(received(10).is_empty());
         assert_eq!(here.queue.poll_one().map(|completion| completion.id), Some(id + 3));
         assert_eq!(received(10), [id + 3]);
         // The next one does not turn it, and the first post behind that leaves at once, too.
         assert!(here.queue.poll_one().is_none());
-        here.queue_pair.post_send(&[SendRequest::send(id + 4, &[])]).unwrap();
-        here.queue_pair.turn_after_post();
+        here.queue_pair.send.post(&[SendRequest::send(id + 4, &[])]).unwrap();
+        here.queue_pair.send.turn_after_post();
         assert_eq!(received(10), [id + 4]);
     }
 }
@@ -207,13 +208,13 @@ fn the_first_answer_behind_a_poll_leaves_at_once_and_the_others_with_the_next_po
 fn a_post_right_behind_a_completion_leaves_with_the_next_poll_by_whatever_doorbell() {
     let (mut here, mut there) = connected();
     for id in 0..50 {
-        there.queue_pair.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
-        here.queue_pair.post_receive(&[ReceiveRequest::new(id, &[])]).unwrap();
-        here.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        there.queue_pair.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
+        here.queue_pair.receive.post(&[ReceiveRequest::new(id, &[])]).unwrap();
+        here.queue_pair.send.post(&[SendRequest::send(id, &[])]).unwrap();
         here.settle();
         assert_eq!(there.poll(), at_once(id));
         // Who looks at turns rings the doorbells for all threads.
-        there.queue_pair.post_send(&[SendRequest::send(id, &[])]).unwrap();
+        there.queue_pair.send.post(&[SendRequest::send(id, &[])]).unwrap();
         assert!(there.poll().busy > 0);
         assert_eq!(here.poll(), at_once(id));
     }
@@ -225,7 +226,7 @@ fn work_without_a_completion_does_not_end_a_wait() {
     let mut counted = 0;
     for id in 0..50 {
         there.settle();
-        here.queue_pair.post_send(&[SendRequest::write(id, &[], 0, 0)]).unwrap();
+        here.queue_pair.send.post(&[SendRequest::write(id, &[], 0, 0)]).unwrap();
         here.settle();
         let polls = [there.poll(), there.poll()];
         // A timer's turn is one more.

@@ -42,13 +42,13 @@ fn panics_and_lives(turner: Turner) {
     let mut qp_a = pd_a.create_queue_pair(&QueuePairOptions::new(&cq_a)).unwrap();
     let mut qp_b = pd_b.create_queue_pair(&QueuePairOptions::new(&cq_b)).unwrap();
     let mut listener = b.listen(1, ListenOptions::default()).unwrap();
-    let connecting = a.start_connect(&mut qp_a, b.socket_address(1), ConnectOptions::default()).unwrap();
+    let connecting = a.start_connect(&mut qp_a.control, b.socket_address(1), ConnectOptions::default()).unwrap();
     let request = listener.next(LONG).unwrap().unwrap();
-    let accepting = request.start_accept(&mut qp_b, crate::AcceptOptions::default()).unwrap();
-    connecting.wait(&mut qp_a).unwrap();
-    accepting.wait(&mut qp_b).unwrap();
+    let accepting = request.start_accept(&mut qp_b.control, crate::AcceptOptions::default()).unwrap();
+    connecting.wait(&mut qp_a.control).unwrap();
+    accepting.wait(&mut qp_b.control).unwrap();
     let events = a.events();
-    qp_a.post_receive(&[ReceiveRequest::new(5, &[])]).unwrap();
+    qp_a.receive.post(&[ReceiveRequest::new(5, &[])]).unwrap();
     assert!(!cq_a.wait(Duration::from_millis(1)).unwrap());
 
     let deadline = std::time::Instant::now() + LONG;
@@ -76,8 +76,8 @@ fn panics_and_lives(turner: Turner) {
         events.try_next(),
         Some(AsyncEvent::DeviceFatal { cause }) if cause.contains("told to panic")
     ));
-    assert!(qp_a.wait_disconnected(LONG).unwrap());
-    let error = qp_a.post_send(&[SendRequest::send(1, &[])]).unwrap_err();
+    assert!(qp_a.control.wait_disconnected(LONG).unwrap());
+    let error = qp_a.send.post(&[SendRequest::send(1, &[])]).unwrap_err();
     assert_eq!(error.reason, PostErrorReason::Dead);
     assert!(a.create_completion_queue(1).is_err());
     assert!(pd_a.register(vec![0; 4], Access::ALL).is_err());
@@ -126,35 +126,35 @@ fn who_waits_for_an_engine_outlasts_the_panic_of_another() {
     let mut pairs = [(); 2].map(|()| {
         let mut qp_a = pd_a.create_queue_pair(&QueuePairOptions::new(&cq_a)).unwrap();
         let mut qp_b = pd_b.create_queue_pair(&QueuePairOptions::new(&cq_b)).unwrap();
-        let connecting = a.start_connect(&mut qp_a, b.socket_address(1), ConnectOptions::default()).unwrap();
+        let connecting = a.start_connect(&mut qp_a.control, b.socket_address(1), ConnectOptions::default()).unwrap();
         let request = listener.next(LONG).unwrap().unwrap();
-        let accepting = request.start_accept(&mut qp_b, crate::AcceptOptions::default()).unwrap();
-        connecting.wait(&mut qp_a).unwrap();
-        accepting.wait(&mut qp_b).unwrap();
+        let accepting = request.start_accept(&mut qp_b.control, crate::AcceptOptions::default()).unwrap();
+        connecting.wait(&mut qp_a.control).unwrap();
+        accepting.wait(&mut qp_b.control).unwrap();
         (qp_a, qp_b)
     });
-    if pairs[0].0.query().engine != Some(0) {
+    if pairs[0].0.control.query().engine != Some(0) {
         pairs.swap(0, 1);
     }
     let [(qp_watched, _qp_its_peer), (qp, qp_of_peer)] = &mut pairs;
-    assert_eq!((qp_watched.query().engine, qp.query().engine), (Some(0), Some(1)));
+    assert_eq!((qp_watched.control.query().engine, qp.control.query().engine), (Some(0), Some(1)));
 
     let events = a.events();
     watch.panics.store(true, Ordering::Relaxed);
     // Wakes the engine.
     a.stats();
     assert!(matches!(events.wait(LONG).unwrap(), Some(AsyncEvent::DeviceFatal { .. })));
-    assert!(qp_watched.wait_disconnected(LONG).unwrap());
+    assert!(qp_watched.control.wait_disconnected(LONG).unwrap());
     while !a.shared().engines[0].health().is_stopped() {
         std::thread::yield_now();
     }
     let short = Duration::from_millis(50);
-    assert!(!qp.wait_disconnected(short).unwrap(), "its engine runs");
-    assert!(qp.tcp_info().unwrap().is_some(), "and answers");
+    assert!(!qp.control.wait_disconnected(short).unwrap(), "its engine runs");
+    assert!(qp.control.tcp_info().unwrap().is_some(), "and answers");
     while events.try_next().is_some() {}
     let before = std::time::Instant::now();
     assert!(events.wait(short).unwrap().is_none());
     assert!(before.elapsed() >= short, "another event may come");
-    qp_of_peer.abort();
-    assert!(qp.wait_disconnected(LONG).unwrap());
+    qp_of_peer.control.abort();
+    assert!(qp.control.wait_disconnected(LONG).unwrap());
 }

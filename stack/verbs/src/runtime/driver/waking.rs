@@ -32,11 +32,11 @@ fn a_woken_engine_answers_before_it_ends_the_announcements() {
     let mut reader = here.create_queue_pair(&QueuePairOptions::new(&queue)).unwrap();
     let mut target = there.create_queue_pair(&QueuePairOptions::new(&its_queue)).unwrap();
     let mut listener = b.listen(1, ListenOptions::default()).unwrap();
-    let connecting = a.start_connect(&mut reader, b.socket_address(1), ConnectOptions::default()).unwrap();
+    let connecting = a.start_connect(&mut reader.control, b.socket_address(1), ConnectOptions::default()).unwrap();
     let request = listener.next(LONG).unwrap().unwrap();
-    let accepting = request.start_accept(&mut target, AcceptOptions::default()).unwrap();
-    connecting.wait(&mut reader).unwrap();
-    accepting.wait(&mut target).unwrap();
+    let accepting = request.start_accept(&mut target.control, AcceptOptions::default()).unwrap();
+    connecting.wait(&mut reader.control).unwrap();
+    accepting.wait(&mut target.control).unwrap();
 
     // An engine that ends the announcements first is seen to answer before only if a Read comes within the microsecond
     // in which it is about to sleep.
@@ -46,7 +46,8 @@ fn a_woken_engine_answers_before_it_ends_the_announcements() {
         assert!(reads <= 200, "answered first: {watch:?}");
         std::thread::sleep(Duration::from_millis(5));
         reader
-            .post_send(&[SendRequest::read(reads, &sink, source.stag(), source.remote_offset()).signalled()])
+            .send
+            .post(&[SendRequest::read(reads, &sink, source.stag(), source.remote_offset()).signalled()])
             .unwrap();
         let completion = queue.next(LONG).unwrap().unwrap();
         assert_eq!((completion.id, completion.status), (reads, Status::Success));
