@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::runtime::context::{Context, Shared};
 use crate::runtime::core::Core;
-use crate::runtime::driver::{self, Backoff, at_helm};
+use crate::runtime::driver::{Backoff, at_helm, inline};
 use crate::runtime::lock::lock;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -303,7 +303,7 @@ impl CompletionQueue {
     #[inline]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         if self.inline {
-            driver::turn_inline(self.shared.id);
+            inline::turn(self.shared.id);
         }
         let mut count = self.reap(out);
         if count == 0 && !self.replacements.is_empty() {
@@ -444,20 +444,14 @@ impl CompletionQueue {
     }
 
     fn wait_inline(&mut self, deadline: Option<Instant>) -> Result<bool, Error> {
-        let shared = Arc::clone(&self.shared);
-        shared.check_here()?;
-        let mut backoff = Backoff::new(&shared.config.engine);
-        loop {
-            let busy = driver::turn_all_inline();
+        self.shared.check_here()?;
+        let found = inline::turn_until(Backoff::new(&self.shared.config.engine), deadline, || {
             if self.has_completions() {
-                return Ok(true);
+                return Ok(Some(()));
             }
-            shared.check_alive()?;
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(false);
-            }
-            shared.give_way(&mut backoff, busy, deadline);
-        }
+            self.shared.check_alive().map(|()| None)
+        })?;
+        Ok(found.is_some())
     }
 
     /// As [`poll`](Self::poll), but waits for a completion; 0 after the time limit. Completions found after a wait are

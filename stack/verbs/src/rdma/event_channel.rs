@@ -5,7 +5,7 @@ use crate::rdma::connection::ConnectRequest;
 use crate::rdma::listener::Listener;
 use crate::rdma::queue_pair::QueuePairControl;
 use crate::runtime::context::Shared;
-use crate::runtime::driver::{self, Backoff};
+use crate::runtime::driver::{Backoff, inline};
 use crate::runtime::lock::lock;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::collections::HashMap;
@@ -154,7 +154,7 @@ impl EventChannel {
 
     /// The next event, if there is one. Turns the inline engines of the calling thread first.
     pub fn try_next(&self) -> Option<ChannelEvent> {
-        driver::turn_all_inline();
+        inline::turn_all();
         self.take()
     }
 
@@ -168,11 +168,11 @@ impl EventChannel {
     /// [`Error::WrongThread`] if something of an inline context is attached that another thread opened.
     pub fn next(&self, timeout: Duration) -> Result<Option<ChannelEvent>, Error> {
         let deadline = Instant::now().checked_add(timeout);
-        let mut inline: Vec<_> = lock(&self.inner.contexts).values().filter_map(Weak::upgrade).collect();
+        let mut contexts: Vec<_> = lock(&self.inner.contexts).values().filter_map(Weak::upgrade).collect();
         // One that is closed brings nothing more, and no thread turns it.
-        inline.retain(|context| context.is_inline() && context.check_alive().is_ok());
-        let here = inline.iter().position(|context| context.check_here().is_ok()).unwrap_or_default();
-        let Some(inline) = inline.into_iter().nth(here) else {
+        contexts.retain(|context| context.is_inline() && context.check_alive().is_ok());
+        let here = contexts.iter().position(|context| context.check_here().is_ok()).unwrap_or_default();
+        let Some(context) = contexts.into_iter().nth(here) else {
             return Ok(loop {
                 let event = match deadline {
                     Some(deadline) => self.inner.events.recv_deadline(deadline).ok(),
@@ -186,18 +186,8 @@ impl EventChannel {
                 }
             });
         };
-        inline.check_here()?;
-        let mut backoff = Backoff::new(&inline.config.engine);
-        loop {
-            let busy = driver::turn_all_inline();
-            if let Some(event) = self.take() {
-                return Ok(Some(event));
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(None);
-            }
-            inline.give_way(&mut backoff, busy, deadline);
-        }
+        context.check_here()?;
+        inline::turn_until(Backoff::new(&context.config.engine), deadline, || Ok(self.take()))
     }
 
     /// Makes the next event raise the file descriptor of [`as_fd`](AsFd::as_fd): at once, if one waits. The descriptor

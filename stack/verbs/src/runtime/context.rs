@@ -4,7 +4,7 @@ use crate::capabilities::Capabilities;
 use crate::config::{Config, FaultOptions, InterfaceAddress};
 use crate::error::Error;
 use crate::runtime::core::Core;
-use crate::runtime::driver;
+use crate::runtime::driver::inline;
 use crate::runtime::instruments;
 use crate::runtime::launch;
 use crate::runtime::lock::lock;
@@ -74,7 +74,7 @@ impl Shared {
 
     /// Turns an inline context's engine if this is its thread.
     pub(crate) fn turn(&self) -> bool {
-        self.is_inline() && driver::turn_inline(self.id).unwrap_or(false)
+        self.is_inline() && inline::turn(self.id)
     }
 }
 

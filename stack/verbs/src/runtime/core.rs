@@ -3,7 +3,7 @@
 use crate::config::{Config, InterfaceAddress};
 use crate::error::Error;
 use crate::runtime::cpus::CommitCpus;
-use crate::runtime::driver::{self, Backoff};
+use crate::runtime::driver::{Backoff, inline};
 use crate::runtime::engine_handle::{EngineHandle, STOP_MARGIN};
 use crate::runtime::lingering::LingeringList;
 use crate::runtime::lock::lock;
@@ -200,19 +200,10 @@ impl Core {
 
     /// That the calling thread can make the engine go on.
     pub(crate) fn check_here(&self) -> Result<(), Error> {
-        if self.is_inline() && !driver::is_seated_here(self.id) {
+        if self.is_inline() && !inline::is_here(self.id) {
             return Err(Error::WrongThread);
         }
         Ok(())
-    }
-
-    /// What an idle inline wait until `deadline` does between turns.
-    pub(crate) fn give_way(&self, backoff: &mut Backoff, busy: bool, deadline: Option<Instant>) {
-        if busy {
-            backoff.reset();
-        } else if backoff.idle(crate::runtime::clock::Clock::get().now()) {
-            driver::sleep_inline(backoff, remaining(deadline));
-        }
     }
 
     /// Waits for a message, turning the engine if it is this thread's. It is in vain when `origin` has stopped.
@@ -225,30 +216,23 @@ impl Core {
         if !self.is_inline() {
             return self.receive_from_threads(receiver, origin, deadline);
         }
-        if !driver::is_seated_here(self.id) {
+        if !inline::is_here(self.id) {
             return receiver.try_recv().map_err(|error| match error {
                 TryRecvError::Empty => NoReply::WrongThread,
                 // The engine is gone, or has never run.
                 TryRecvError::Disconnected => NoReply::Gone,
             });
         }
-        let mut backoff = Backoff::new(&self.config.engine);
-        loop {
-            let busy = driver::turn_all_inline();
-            match receiver.try_recv() {
-                Ok(message) => return Ok(message),
-                Err(TryRecvError::Disconnected) => return Err(NoReply::Gone),
-                Err(TryRecvError::Empty) => {}
-            }
-            if remaining(deadline).is_zero() {
-                return Err(NoReply::TimedOut);
-            }
+        let received = inline::turn_until(Backoff::new(&self.config.engine), deadline, || match receiver.try_recv() {
+            Ok(message) => Ok(Some(message)),
+            Err(TryRecvError::Disconnected) => Err(NoReply::Gone),
             // An inline context has one engine.
-            if self.engines.iter().any(|engine| engine.health().is_stopped()) {
-                return receiver.try_recv().map_err(|_| NoReply::Gone);
+            Err(TryRecvError::Empty) if self.engines.iter().any(|engine| engine.health().is_stopped()) => {
+                receiver.try_recv().map(Some).map_err(|_| NoReply::Gone)
             }
-            self.give_way(&mut backoff, busy, deadline);
-        }
+            Err(TryRecvError::Empty) => Ok(None),
+        })?;
+        received.ok_or(NoReply::TimedOut)
     }
 
     fn receive_from_threads<T>(
@@ -435,7 +419,7 @@ impl Core {
             }
         }
         if self.is_inline() {
-            driver::unseat(self.id);
+            inline::unseat(self.id);
         }
         // The queues are back, unless an engine was left behind: then the last one to go closes the device.
         lock(&self.port).take();
@@ -446,13 +430,6 @@ impl Core {
         lock(&self.lingering).clear();
         self.waiters.wake();
         self.engines.iter().for_each(|engine| engine.health().end());
-    }
-}
-
-fn remaining(deadline: Option<Instant>) -> Duration {
-    match deadline {
-        Some(deadline) => deadline.saturating_duration_since(Instant::now()),
-        None => Duration::MAX,
     }
 }
 

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::runtime::core::Core;
 use crate::runtime::cpus;
 use crate::runtime::driver::at_helm::{self, Helm};
-use crate::runtime::driver::{self, Built, EngineSeed, PortSeed, Seat};
+use crate::runtime::driver::{Built, EngineSeed, PortSeed, Seat, inline};
 use crate::runtime::instruments::start_capture;
 use crate::runtime::lock::lock;
 use crate::runtime::ports::Launch;
@@ -105,7 +105,7 @@ fn run_engines(
         match candidate {
             Candidate::Here(seat) => {
                 engine.runs(None);
-                driver::seat_here(seat);
+                inline::seat(seat);
             }
             Candidate::Thread(thread) => engine.runs(Some(thread.go())),
         }

@@ -10,7 +10,7 @@ pub use listener::{TcpAcceptOptions, TcpListener};
 pub use options::TcpStreamOptions;
 
 use crate::runtime::context::{Context, Shared};
-use crate::runtime::driver::{self, Backoff};
+use crate::runtime::driver::{Backoff, inline};
 use crossbeam::channel::bounded;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -274,7 +274,7 @@ impl TcpStream {
     #[inline]
     fn turn(&self) {
         if !self.rest.threaded {
-            driver::turn_inline(self.rest.shared.id);
+            inline::turn(self.rest.shared.id);
         }
     }
 
@@ -322,18 +322,10 @@ impl TcpStream {
         mut attempt: impl FnMut(&mut Self) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
         self.rest.shared.check_here().map_err(other)?;
-        let mut backoff = Backoff::new(&self.rest.shared.config.engine);
-        loop {
-            let busy = driver::turn_all_inline();
-            if let Some(done) = attempt(self)? {
-                return Ok(Some(done));
-            }
-            self.rest.shared.check_alive().map_err(other)?;
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(None);
-            }
-            self.rest.shared.give_way(&mut backoff, busy, deadline);
-        }
+        inline::turn_until(Backoff::new(&self.rest.shared.config.engine), deadline, || match attempt(self)? {
+            Some(done) => Ok(Some(done)),
+            None => self.rest.shared.check_alive().map(|()| None).map_err(other),
+        })
     }
 
     /// Writes by `attempt`, which returns `None` if there is no room; waits for room in blocking mode.

@@ -5,7 +5,7 @@ use crate::error::{PostError, PostErrorReason};
 use crate::rdma::request::{ReceiveRequest, SendLimits, SendRequest};
 use crate::runtime::context::Shared;
 use crate::runtime::driver::at_helm::{Helm, ring_for_application, turn_for_answer};
-use crate::runtime::driver::ring_inline;
+use crate::runtime::driver::inline;
 use crate::runtime::engine_handle::EngineHandle;
 use crate::runtime::lock::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -257,7 +257,7 @@ impl SendHalf {
         let is_rung_here = if self.threaded {
             bell.helm.as_ref().is_some_and(|helm| ring_for_application(helm, self.number))
         } else {
-            ring_inline(self.shared.id, self.number)
+            inline::ring(self.shared.id, self.number)
         };
         if !is_rung_here {
             bell.doorbells.ring(self.number as usize);

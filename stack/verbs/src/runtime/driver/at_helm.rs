@@ -1,6 +1,8 @@
 //! The thread of an engine, and the threads of the application that relieve it while they poll.
 
-use super::{Backoff, Seat, sleep};
+use super::backoff::Backoff;
+use super::seat::Seat;
+use super::sleep::sleep;
 use crate::config::EngineOptions;
 use std::time::Duration;
 use uwarp_engine::Wakeup;

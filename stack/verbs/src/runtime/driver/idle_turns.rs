@@ -1,6 +1,6 @@
 //! How many turns a poll takes, with engines that the application's polls turn and nobody else.
 
-use super::{IDLE_TURNS, Kind, Seat};
+use super::seat::{IDLE_TURNS, Kind, Seat, each_kind};
 use crate::{
     AcceptOptions, CompletionQueue, Config, ConnectOptions, Context, ListenOptions, QueuePair, QueuePairOptions,
     ReceiveRequest, SendRequest,
