@@ -13,7 +13,7 @@ use uwarp::{
     Listener, MemoryRegion, PageAdvice, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, RegionBuffer,
     SendRequest,
 };
-use uwarp_app::units::parse_count;
+use uwarp_app::units::{name_of, parse_count};
 
 use crate::programs::InProcess;
 use crate::rpc::Pair;
@@ -47,13 +47,6 @@ pub enum Work {
     RpcNull,
     /// A READ of NFS over RPC-over-RDMA, whose data arrives by RDMA Write unless it fits into the reply
     RpcRead,
-}
-
-impl Work {
-    /// Its name on the command line.
-    pub fn name(self) -> String {
-        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
-    }
 }
 
 /// What to do, and how often.
@@ -388,7 +381,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     println!(
         "{} of {} octets, {} queue pairs: {each:.0} ns each, {:.2} Gbit/s of payload one way, kernels {}",
-        options.work.name(),
+        name_of(options.work),
         options.size,
         options.qps,
         f64::from(options.size) * 8.0 / each,

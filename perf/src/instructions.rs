@@ -8,6 +8,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+use uwarp_app::units::name_of;
 
 use crate::in_process::Work;
 
@@ -97,7 +98,7 @@ fn run(figure: &Figure, rounds: u64) -> anyhow::Result<(u64, String)> {
     }
     let output = valgrind
         .arg(std::env::current_exe()?)
-        .args(["in-process", &figure.work.name(), "--size", &figure.size.to_string()])
+        .args(["in-process", &name_of(figure.work), "--size", &figure.size.to_string()])
         .args(["--iterations", &rounds.to_string(), "--stepped-clock"])
         .stdin(Stdio::null())
         .output()

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use uwarp_app::pair::Latency;
+use uwarp_app::measure::{Latency, Samples, gbit_per_s};
+use uwarp_app::units::name_of;
 use uwarp_netns::{self as netns, End, Namespace};
 
 /// The role of one end of the kernel peer.
@@ -43,13 +43,6 @@ pub enum Test {
     BlockingLatency,
     /// One way, blocking
     Bandwidth,
-}
-
-impl Test {
-    /// The name on the command line.
-    fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
 }
 
 /// What the client prints as JSON.
@@ -113,7 +106,7 @@ fn measure(options: &Options) -> anyhow::Result<Outcome> {
     match options.test {
         Test::SpinningLatency | Test::BlockingLatency => {
             stream.set_nonblocking(options.test == Test::SpinningLatency)?;
-            let mut samples = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+            let mut samples = Samples::new()?;
             let warm_up = Instant::now() + duration / 5;
             let end = warm_up + duration;
             loop {
@@ -122,14 +115,14 @@ fn measure(options: &Options) -> anyhow::Result<Outcome> {
                 ensure!(spin_read(&mut stream, &mut message)?, "the kernel peer left early");
                 let now = Instant::now();
                 if start >= warm_up {
-                    samples.saturating_record((now - start).as_nanos() as u64);
+                    let _ = samples.push(now - start);
                 }
                 // On a busy machine a short part may be over before anything has been measured.
-                if now >= end && samples.len() >= LEAST {
+                if now >= end && samples.count() >= LEAST {
                     break;
                 }
             }
-            Ok(Outcome { latency_ns: Latency::of(&samples), mean_ns: samples.mean(), gbit_per_s: 0.0 })
+            Ok(Outcome { latency_ns: samples.latency(), mean_ns: samples.mean(), gbit_per_s: 0.0 })
         }
         Test::Bandwidth => {
             let start = Instant::now();
@@ -139,8 +132,7 @@ fn measure(options: &Options) -> anyhow::Result<Outcome> {
             stream.shutdown(std::net::Shutdown::Write)?;
             let mut total = [0; 8];
             stream.read_exact(&mut total)?;
-            let bits = u64::from_be_bytes(total) as f64 * 8.0;
-            let gbit_per_s = bits / start.elapsed().as_nanos() as f64;
+            let gbit_per_s = gbit_per_s(u64::from_be_bytes(total) as f64, start.elapsed().as_secs_f64());
             Ok(Outcome { latency_ns: Latency::default(), mean_ns: 0.0, gbit_per_s })
         }
     }
@@ -203,7 +195,7 @@ impl Namespaces {
     pub fn measure(&self, test: Test, size: u64, duration: Duration, cpus: (usize, usize)) -> anyhow::Result<Outcome> {
         let port = 4000 + (test as u16);
         let address = format!("{SERVER_ADDRESS}:{port}");
-        let words = [test.name(), address, size.to_string(), duration.as_millis().to_string()];
+        let words = [name_of(test), address, size.to_string(), duration.as_millis().to_string()];
         let program = std::env::current_exe()?;
         let start = |end: usize, role: &str, cpu: usize| {
             let mut command = self.command(end, cpu);

@@ -18,7 +18,6 @@ mod table;
 mod verbs;
 mod wake;
 
-use anyhow::ensure;
 use clap::{Parser, Subcommand};
 
 /// Measures uwarp beside its limit and its peers.
@@ -77,6 +76,6 @@ fn main() -> anyhow::Result<()> {
         Command::KernelPeer(options) => kernel::run(&options),
     };
     // The signal has ended the measured programs, too, and how they failed is of no interest.
-    ensure!(!uwarp_app::signals::interrupted(), "interrupted");
+    uwarp_app::signals::check_interrupted()?;
     outcome
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use uwarp_app::pair::Latency;
+use uwarp_app::measure::Latency;
 use uwarp_app::signals;
 
 use crate::foreign::{End, Place, libfabric, ucx};
@@ -169,7 +169,7 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// The user has interrupted the run.
     pub fn add(&mut self, values: &[(Key, f64)]) -> anyhow::Result<()> {
-        ensure!(!signals::interrupted(), "interrupted");
+        signals::check_interrupted()?;
         let after = look(self.cpus);
         for (key, value) in values {
             self.figures.add(key, Sample::new(self.round, *value, self.before, after));
@@ -217,7 +217,7 @@ impl<'a> Parts<'a> {
             self.before = look(self.cpus);
         }
         keys.iter().for_each(|key| self.figures.fail(key));
-        ensure!(!signals::interrupted(), "interrupted");
+        signals::check_interrupted()?;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
-use uwarp_app::pair::Latency;
+use uwarp_app::measure::Latency;
 
 /// The used part of the output of `uwarp-perf --json`.
 #[derive(Debug, Deserialize)]

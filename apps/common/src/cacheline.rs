@@ -3,6 +3,8 @@
 //! how long a CPU takes for the same arithmetic ([`arithmetic`]). Either can change other figures by half or more, so
 //! two results are comparable only if these agree.
 
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +17,37 @@ const SPINS_MAX: u32 = 50_000_000;
 
 #[repr(align(128))]
 struct Line(AtomicU64);
+
+/// Round trip of a cache line between the CPUs of two processes, in nanoseconds. It shows whether the host moved them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CacheLine {
+    /// Before the test.
+    pub before: f64,
+    /// After it.
+    pub after: f64,
+}
+
+impl CacheLine {
+    /// Runs a test between two measurements; also returns those, if the CPUs are two.
+    ///
+    /// # Errors
+    /// Those of the test.
+    pub fn around<Report>(
+        [first, second]: [usize; 2],
+        test: impl FnOnce() -> anyhow::Result<Report>,
+    ) -> anyhow::Result<(Report, Option<Self>)> {
+        let before = round_trip(first, second);
+        let report = test()?;
+        let after = round_trip(first, second);
+        Ok((report, before.zip(after).map(|(before, after)| Self { before, after })))
+    }
+}
+
+impl fmt::Display for CacheLine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:.0} → {:.0}", self.before, self.after)
+    }
+}
 
 /// Median of several measurements between two CPUs, in nanoseconds; `None` if they are the same CPU or cannot be used.
 pub fn round_trip(first: usize, second: usize) -> Option<f64> {

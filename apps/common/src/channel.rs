@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use uwarp::{
     Access, Completion, CompletionOpcode, CompletionQueue, ConnectError, ConnectOptions, Context, DisconnectReason,
     Error, Established, MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, SendRequest,
-    Status, TerminateCode,
+    Status, TcpStream, TcpStreamOptions, TerminateCode,
 };
 
 /// Set in the identifiers of this module's own requests; the tool's own must be lower.
@@ -151,9 +151,7 @@ impl Channel {
             if let Some(slot) = self.free.pop() {
                 return Ok(slot);
             }
-            if crate::signals::interrupted() {
-                bail!("interrupted");
-            }
+            crate::signals::check_interrupted()?;
             let left = limit.saturating_sub(start.elapsed());
             if left.is_zero() {
                 self.queue_pair.control.abort();
@@ -326,12 +324,38 @@ pub fn connect<Made>(
             } if start.elapsed() < patience && !crate::signals::interrupted() => {}
             _ => return Err(error).context("cannot connect"),
         }
-        // The engine must turn meanwhile; an inline one turns only in calls.
-        let pause = Instant::now();
-        while pause.elapsed() < PAUSE {
-            if !context.poll() {
-                std::thread::sleep(Duration::from_millis(1));
+        pause(context);
+    }
+}
+
+/// Connects a plain stream, and retries while nobody answers.
+///
+/// # Errors
+/// The time is up, or the user interrupts.
+pub fn connect_stream(
+    context: &Context,
+    server: SocketAddr,
+    options: &TcpStreamOptions,
+    patience: Duration,
+) -> anyhow::Result<TcpStream> {
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect_with(context, server, options) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if start.elapsed() > patience || crate::signals::interrupted() => {
+                return Err(error).with_context(|| format!("cannot connect to {server}"));
             }
+            Err(_) => pause(context),
+        }
+    }
+}
+
+/// Waits before the next attempt. The engine must turn meanwhile; an inline one turns only in calls.
+fn pause(context: &Context) {
+    let start = Instant::now();
+    while start.elapsed() < PAUSE {
+        if !context.poll() {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

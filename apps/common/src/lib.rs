@@ -4,11 +4,13 @@
 //! - [`cacheline`]: CPUs: pinning, and the distance between two of them.
 //! - [`channel`]: connections for short messages.
 //! - [`confine`]: confines a process to the files that it needs.
+//! - [`measure`]: how much to measure, the warm-up, and the samples.
 //! - [`network`]: the flags that every tool has, and how they are merged with a configuration file.
-//! - [`units`]: sizes and times as people write them on a command line.
+//! - [`units`]: sizes, times and choices as people write them on a command line.
 //! - [`outcome`]: exit status and error messages (2 for an invalid command line or configuration, 1 for anything else).
 //! - [`output`]: tables, JSON, progress bars.
 //! - [`pair`]: two processes that measure each other.
+//! - [`side`]: whether this process is one of those, and ends with them.
 //! - [`signals`]: a flag that Ctrl-C sets.
 #![forbid(unsafe_code)]
 
@@ -16,16 +18,18 @@ pub mod allow;
 pub mod cacheline;
 pub mod channel;
 pub mod confine;
+pub mod measure;
 pub mod network;
 pub mod outcome;
 pub mod output;
 pub mod pair;
+pub mod side;
 pub mod signals;
 pub mod units;
 
 pub use allow::{Allow, AllowFlags};
 pub use confine::{ConfineFlags, Confinement};
-pub use network::{DeviceKind, NetworkFlags, Role};
+pub use network::{DeviceKind, NetworkFlags, Role, ServerFlag};
 pub use outcome::{Usage, run, usage};
 
 /// CPU time in nanoseconds that all threads of this process have used.

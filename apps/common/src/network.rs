@@ -5,10 +5,10 @@
 //! default socket.
 
 use crate::outcome::usage;
-use crate::units::{parse_duration, parse_percent};
+use crate::units::{name_of, parse_duration, parse_percent};
 use clap::{Args, ValueEnum};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -94,16 +94,6 @@ pub enum EngineKind {
     Inline,
     /// A thread of its own.
     Threaded,
-}
-
-impl EngineKind {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Inline => "inline",
-            Self::Threaded => "threaded",
-        }
-    }
 }
 
 /// The flags.
@@ -225,6 +215,21 @@ pub struct NetworkFlags {
     /// Seed of these faults, so that a run can be repeated
     #[arg(long, value_name = "NUMBER", global = true)]
     pub fault_seed: Option<u64>,
+}
+
+/// Where a client finds its server.
+#[derive(Args, Clone, Debug)]
+pub struct ServerFlag {
+    /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
+    #[arg(long, value_name = "ADDRESS")]
+    server: Option<IpAddr>,
+}
+
+impl ServerFlag {
+    /// The address and port of the server.
+    pub fn address(&self, network: &NetworkFlags, port: u16) -> SocketAddr {
+        (self.server.unwrap_or_else(|| network.default_address(Role::Server)), port).into()
+    }
 }
 
 fn parse_neighbour(text: &str) -> Result<Neighbour, String> {
@@ -384,7 +389,7 @@ impl NetworkFlags {
             None => {}
         }
         // A pair names one CPU for each side, also where a file gives a side several engines: those the system places.
-        let is_of_a_pair = crate::pair::is_side() && config.engine.count > 1;
+        let is_of_a_pair = crate::side::is_side() && config.engine.count > 1;
         if config.engine.mode == EngineMode::Threaded && !self.cpus.is_empty() && !is_of_a_pair {
             config.engine.cpus.clone_from(&self.cpus);
         }
@@ -639,7 +644,7 @@ impl NetworkFlags {
             value("--neighbour", Some(format!("{}={}", neighbour.address, neighbour.mac)));
         }
         value("--mtu", self.mtu.map(|it| it.to_string()));
-        value("--engine", self.engine.map(|it| it.name().to_owned()));
+        value("--engine", self.engine.map(name_of));
         value("--wait", self.wait.map(|it| format!("{}ns", it.as_nanos())));
         value("--loss", self.loss.map(|it| it.to_string()));
         value("--duplicate", self.duplicate.map(|it| it.to_string()));

@@ -54,7 +54,7 @@ pub fn usage(sentence: impl Into<String>) -> anyhow::Error {
 /// `name: sentence`.
 pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>) -> ExitCode {
     let name = Arguments::command().get_name().to_owned();
-    if let Err(error) = crate::pair::end_with_pair() {
+    if let Err(error) = crate::side::end_with_pair() {
         complain(format_args!("{name}: cannot ask for this process to end with its pair: {error}"));
         return ExitCode::FAILURE;
     }

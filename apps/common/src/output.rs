@@ -1,11 +1,12 @@
 //! Tables, JSON and progress bars.
 
 use anyhow::Context as _;
+use clap::Args;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// An empty table in the common style, with its header.
@@ -78,6 +79,45 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
         return print_data(text.as_bytes());
     }
     std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Where the results of a tool go, beside what it prints.
+#[derive(Args, Clone, Debug, Default)]
+pub struct JsonFlag {
+    /// Write the results as JSON to this file (- for standard output, which gets nothing else then)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl JsonFlag {
+    /// Whether standard output is for the JSON alone.
+    pub fn takes_output(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+
+    /// The file that will be written.
+    pub fn file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|_| !self.takes_output())
+    }
+
+    /// Writes the results, if the flag is given.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, results: &impl Serialize) -> anyhow::Result<()> {
+        self.json.as_deref().map_or(Ok(()), |path| write_json(path, results))
+    }
+
+    /// Prints the text, unless standard output is for the JSON alone, and writes the results, if the flag is given.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn publish(&self, text: impl std::fmt::Display, results: &impl Serialize) -> anyhow::Result<()> {
+        if !self.takes_output() {
+            print(text);
+        }
+        self.write(results)
+    }
 }
 
 /// A progress bar on standard error. It appears only on a terminal, and only when the work takes longer than a second.

@@ -1,56 +1,18 @@
 //! Two processes of one program, a server and its client, each on its own CPU: shared by the tools that measure.
 
 use crate::network::fits_a_socket;
-use crate::{DeviceKind, NetworkFlags, cacheline, signals, usage};
+use crate::outcome::of_child;
+use crate::side::ends_with_this;
+use crate::{DeviceKind, NetworkFlags, Role, cacheline, signals, usage};
 use anyhow::Context as _;
-use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::outcome::of_child;
-
 /// How long the server may take to end after the client.
 const FAREWELL: Duration = Duration::from_secs(10);
-
-/// Percentiles of a latency, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Latency {
-    /// The shortest.
-    pub min: u64,
-    /// The median.
-    pub p50: u64,
-    /// 99 of 100 are shorter.
-    pub p99: u64,
-    /// 999 of 1000 are shorter.
-    pub p99_9: u64,
-    /// The longest.
-    pub max: u64,
-}
-
-impl Latency {
-    /// Those of what was recorded.
-    pub fn of(samples: &Histogram<u64>) -> Self {
-        Self {
-            min: samples.min(),
-            p50: samples.value_at_quantile(0.5),
-            p99: samples.value_at_quantile(0.99),
-            p99_9: samples.value_at_quantile(0.999),
-            max: samples.max(),
-        }
-    }
-}
-
-/// Round trip of a cache line between the two CPUs, in nanoseconds. It shows whether the host moved them.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CacheLine {
-    /// Before the test.
-    pub before: f64,
-    /// After it.
-    pub after: f64,
-}
 
 /// The CPUs of server and client: the named ones, or the first two that this process may use, or the only one.
 ///
@@ -143,44 +105,31 @@ fn refuse(flags: &[(bool, &str)], instead: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Tells a process that it is a side of a pair, and ends with the process that started it.
-const SIDE: &str = "UWARP_SIDE_OF_A_PAIR";
-
-/// The command of one side: this program with a subcommand, on a CPU, with the flags that both sides share. The process
-/// ends with this one, whatever ends it.
+/// The command of one side: this program with a subcommand, on its CPU, with the flags that both sides share, and
+/// `--pcap` for the client. The process ends with this one, whatever ends it.
 ///
 /// # Errors
 /// This program's file cannot be found.
-pub fn side(subcommand: &str, cpu: usize, network: &NetworkFlags) -> anyhow::Result<Command> {
+pub fn side(subcommand: &str, role: Role, cpus: [usize; 2], network: &NetworkFlags) -> anyhow::Result<Command> {
+    let cpu = cpus[usize::from(role == Role::Client)];
     let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
     ends_with_this(&mut command).args([subcommand, "--cpus", &cpu.to_string()]).args(network.to_arguments());
+    if let (Role::Client, Some(file)) = (role, &network.pcap) {
+        command.arg("--pcap").arg(file);
+    }
     Ok(command)
 }
 
-/// Makes a command's process, which runs [`crate::run`], end with the thread that starts it.
-pub fn ends_with_this(command: &mut Command) -> &mut Command {
-    command.env(SIDE, "1")
-}
-
-/// Whether this process is a side of a pair.
-pub fn is_side() -> bool {
-    std::env::var_os(SIDE).is_some()
-}
-
-/// Lets a side of a pair end with the pair.
-pub(crate) fn end_with_pair() -> std::io::Result<()> {
-    if is_side() {
-        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    }
-    Ok(())
-}
-
-/// A child that is ended when it is forgotten.
-struct Side(Child);
+/// A process that is killed when this is dropped.
+pub struct Side(pub Child);
 
 impl Side {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
-        Ok(Self(command.stdin(Stdio::null()).spawn().context("cannot start a process of the pair")?))
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system refuses a process.
+    pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        Ok(Self(command.spawn().context("cannot start a process of the pair")?))
     }
 
     fn has_ended(&mut self) -> anyhow::Result<Option<std::process::ExitStatus>> {
@@ -196,19 +145,20 @@ impl Drop for Side {
     }
 }
 
-/// Starts the server, then the client, and waits for both; returns the client's standard output. `join` runs once both
-/// are started. Its argument says whether both still run and no interrupt has arrived.
+/// Starts the server, then the client, and waits for both; returns the client's result, which it writes to standard
+/// output as JSON. `join` runs once both are started. Its argument says whether both still run and no interrupt has
+/// arrived.
 ///
 /// # Errors
 /// A side failed (it has reported why), `join` failed, or the server did not end after the client. The other side is
 /// then killed.
-pub fn run(
+pub fn run<Report: DeserializeOwned>(
     server: &mut Command,
     client: &mut Command,
     join: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()>,
-) -> anyhow::Result<String> {
-    let mut server = Side::start(server.stdout(Stdio::null()))?;
-    let mut client = Side::start(client.stdout(Stdio::piped()))?;
+) -> anyhow::Result<Report> {
+    let mut server = Side::start(server.stdin(Stdio::null()).stdout(Stdio::null()))?;
+    let mut client = Side::start(client.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let mut output = client.0.stdout.take().context("the client has no standard output")?;
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
@@ -216,19 +166,18 @@ pub fn run(
     });
     join(&mut || Ok(!signals::interrupted() && client.has_ended()?.is_none() && server.has_ended()?.is_none()))?;
     wait(&mut server, &mut client)?;
-    reader
+    let text = reader
         .join()
         .map_err(|_| anyhow::anyhow!("the client's result was not read"))?
-        .context("cannot read the client's result")
+        .context("cannot read the client's result")?;
+    serde_json::from_str(&text).context("the client's result cannot be read")
 }
 
 /// Waits for the client, then for the server.
 fn wait(server: &mut Side, client: &mut Side) -> anyhow::Result<()> {
     let mut left = None;
     loop {
-        if signals::interrupted() {
-            anyhow::bail!("interrupted");
-        }
+        signals::check_interrupted()?;
         if left.is_none()
             && let Some(status) = client.has_ended()?
         {

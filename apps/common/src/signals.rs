@@ -37,3 +37,12 @@ pub fn at_once<Done>(work: impl FnOnce() -> Done) -> Done {
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
+
+/// Fails if the user has interrupted the tool.
+///
+/// # Errors
+/// The user has.
+pub fn check_interrupted() -> anyhow::Result<()> {
+    anyhow::ensure!(!interrupted(), "interrupted");
+    Ok(())
+}

@@ -1,5 +1,7 @@
-//! Sizes, times, shares and counts as people write them on a command line. Configuration files use the same grammar for
-//! all but counts.
+//! Sizes, times, shares, counts and choices as people write them on a command line. Configuration files use the same
+//! grammar for sizes, times and shares.
+
+use clap::ValueEnum;
 
 pub use uwarp::config::units::{format_size, parse_duration, parse_percent, parse_size};
 
@@ -17,6 +19,11 @@ pub fn parse_count(text: &str) -> Result<u64, String> {
     };
     let number: u64 = number.parse().map_err(|_| wrong())?;
     number.checked_mul(factor).ok_or_else(wrong)
+}
+
+/// The word on the command line for one of several choices.
+pub fn name_of(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Writes nanoseconds with three figures and the unit that suits: `312 ns`, `4.21 µs`, `1.03 ms`.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uwarp::{Access, Config, ConnectOptions, Context, SendRequest};
 use uwarp_app::channel::{connect, part};
-use uwarp_app::output::{self, Progress};
+use uwarp_app::output::{self, JsonFlag, Progress};
 use uwarp_app::{NetworkFlags, usage};
 
 /// How long to try to reach the server.
@@ -116,7 +116,7 @@ pub struct Client<'a> {
     /// The server.
     pub server: SocketAddr,
     /// File for the results as JSON.
-    pub json: Option<&'a Path>,
+    pub json: &'a JsonFlag,
 }
 
 impl Client<'_> {
@@ -137,16 +137,12 @@ impl Client<'_> {
 
     /// Prints that a file was copied, unless standard output is for JSON.
     fn report(&self, verb: &str, name: &str, copied: Copied, copies: &mut Vec<Copied>) {
-        if self.json != Some(Path::new("-")) {
+        if !self.json.takes_output() {
             let Copied { octets, seconds, .. } = copied;
             let rate = copied.gbit_per_s();
             output::print(format!("{verb} {name}: {octets} octets in {seconds:.2} s, {rate:.2} Gbit/s, BLAKE3 equal"));
         }
         copies.push(copied);
-    }
-
-    fn publish(&self, copies: &[Copied]) -> anyhow::Result<()> {
-        self.json.map_or(Ok(()), |path| output::write_json(path, &copies))
     }
 }
 
@@ -177,7 +173,7 @@ pub fn put(client: Client<'_>, files: Vec<Source>) -> anyhow::Result<()> {
         client.report("put", &name, copied, &mut copies);
     }
     leave(context, link)?;
-    client.publish(&copies)
+    client.json.write(&copies)
 }
 
 fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<Copied> {
@@ -276,7 +272,7 @@ pub fn get(client: Client<'_>, places: Vec<Place>) -> anyhow::Result<()> {
         client.report("got", &place.name, copied, &mut copies);
     }
     leave(context, link)?;
-    client.publish(&copies)
+    client.json.write(&copies)
 }
 
 fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<Copied> {

@@ -12,13 +12,13 @@ mod server;
 mod store;
 
 use clap::{Args, Parser, Subcommand};
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use uwarp::config::EngineMode;
+use uwarp_app::output::JsonFlag;
 use uwarp_app::units::parse_duration;
-use uwarp_app::{AllowFlags, ConfineFlags, Confinement, NetworkFlags, Role, signals};
+use uwarp_app::{AllowFlags, ConfineFlags, Confinement, NetworkFlags, Role, ServerFlag, signals};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -113,28 +113,26 @@ enum Command {
 /// Where the client finds its server, and where its results go.
 #[derive(Args)]
 struct Target {
-    /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
-    #[arg(long, value_name = "ADDRESS")]
-    server: Option<IpAddr>,
+    #[command(flatten)]
+    server: ServerFlag,
     /// Its port
     #[arg(long, short, default_value_t = protocol::PORT)]
     port: u16,
-    /// Write the results as JSON to this file (- for standard output, without other words)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFlag,
 }
 
 impl Target {
     fn client<'a>(&'a self, network: &'a NetworkFlags, config: uwarp::Config) -> client::Client<'a> {
-        let server = (self.server.unwrap_or_else(|| network.default_address(Role::Server)), self.port).into();
-        client::Client { network, config, server, json: self.json.as_deref() }
+        let server = self.server.address(network, self.port);
+        client::Client { network, config, server, json: &self.json }
     }
 
     /// Leaves the file for the results open.
     fn confine(&self, confinement: Confinement) -> Confinement {
-        match self.json.as_deref() {
-            Some(file) if file != Path::new("-") => confinement.creates(file),
-            _ => confinement,
+        match self.json.file() {
+            Some(file) => confinement.creates(file),
+            None => confinement,
         }
     }
 }

@@ -9,8 +9,9 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use uwarp_app::output::JsonFlag;
 use uwarp_app::pair::{self, Folder, choose_cpus};
-use uwarp_app::{NetworkFlags, output, signals};
+use uwarp_app::{NetworkFlags, Role, signals};
 
 /// What a pair does.
 #[derive(Args)]
@@ -23,9 +24,8 @@ pub struct PairArguments {
     /// Copies each way, in turn; medians are reported
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=99))]
     rounds: u8,
-    /// Write the results as JSON to this file (- for standard output, without the table)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFlag,
 }
 
 /// Copies a file each way in turn, checks every copy, and reports the medians.
@@ -56,11 +56,9 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
         kernel.copies.push(by_kernel_tcp(file, target.path(), &folder, cpus)?);
         check(&copy, hash)?;
     }
-    if arguments.json.as_deref() != Some(Path::new("-")) {
-        output::print(table(&ways));
-        output::print(format!("medians of {}; the BLAKE3 of every copy is the file's, {hash}", arguments.rounds));
-    }
-    arguments.json.as_deref().map_or(Ok(()), |path| output::write_json(path, &ways))
+    let rounds = arguments.rounds;
+    let text = format!("{}\nmedians of {rounds}; the BLAKE3 of every copy is the file's, {hash}", table(&ways));
+    arguments.json.publish(text, &ways)
 }
 
 fn by_rdma(
@@ -73,35 +71,31 @@ fn by_rdma(
     // Each side has one CPU for hash, copy and engine: a thread of the engine's own would only take turns with the
     // tool's.
     let engine = network.engine.is_none().then_some(["--engine", "inline"]);
-    let side = |command: &str, cpu| -> anyhow::Result<Command> {
-        let mut side = pair::side(command, cpu, network)?;
+    let side = |command: &str, role| -> anyhow::Result<Command> {
+        let mut side = pair::side(command, role, cpus, network)?;
         side.args(engine.into_iter().flatten()).arg("--socket").arg(&folder.socket);
         Ok(side)
     };
-    let (mut server, mut client) = (side("serve", cpus[0])?, side("put", cpus[1])?);
+    let (mut server, mut client) = (side("serve", Role::Server)?, side("put", Role::Client)?);
     server.arg("--once").arg(target);
     client.args(["--json", "-"]).arg(file);
-    if let Some(file) = &network.pcap {
-        client.arg("--pcap").arg(file);
-    }
     run_both(&mut server, &mut client)
 }
 
 fn by_kernel_tcp(file: &Path, target: &Path, folder: &Folder, cpus: [usize; 2]) -> anyhow::Result<Copied> {
     let meet = folder.path().join("port");
-    let side = |which: &str, path: &Path, cpu| -> anyhow::Result<Command> {
-        let mut side = pair::side("kernel-side", cpu, &NetworkFlags::default())?;
+    let side = |which: &str, path: &Path, role| -> anyhow::Result<Command> {
+        let mut side = pair::side("kernel-side", role, cpus, &NetworkFlags::default())?;
         side.arg(which).arg(path).arg("--meet").arg(&meet);
         Ok(side)
     };
-    let copied = run_both(&mut side("serve", target, cpus[0])?, &mut side("put", file, cpus[1])?)?;
+    let copied = run_both(&mut side("serve", target, Role::Server)?, &mut side("put", file, Role::Client)?)?;
     std::fs::remove_file(&meet).context("cannot remove the file with the server's port")?;
     Ok(copied)
 }
 
 fn run_both(server: &mut Command, client: &mut Command) -> anyhow::Result<Copied> {
-    let text = pair::run(server, client, |_| Ok(()))?;
-    let mut copies: Vec<Copied> = serde_json::from_str(&text).context("the client's result cannot be read")?;
+    let mut copies: Vec<Copied> = pair::run(server, client, |_| Ok(()))?;
     copies.pop().context("the client has no result")
 }
 

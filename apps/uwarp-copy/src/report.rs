@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
+use uwarp_app::measure::gbit_per_s;
 use uwarp_app::{cpu_time, output};
 
 /// A file that was copied.
@@ -23,7 +24,7 @@ pub struct Copied {
 impl Copied {
     /// The rate of the content.
     pub fn gbit_per_s(&self) -> f64 {
-        self.octets as f64 * 8e-9 / self.seconds
+        gbit_per_s(self.octets as f64, self.seconds)
     }
 
     /// CPU time of both processes, as far as it is known.

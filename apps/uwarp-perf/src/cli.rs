@@ -2,12 +2,10 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::Duration;
-use uwarp_app::NetworkFlags;
-use uwarp_app::units::{parse_count, parse_duration, parse_size};
-use uwarp_app::usage;
+use uwarp_app::measure::{Amount, AmountFlags};
+use uwarp_app::output::JsonFlag;
+use uwarp_app::units::{name_of, parse_size};
+use uwarp_app::{NetworkFlags, ServerFlag, usage};
 
 /// Port that servers listen on unless told otherwise.
 pub const PORT: u16 = 18_515;
@@ -41,8 +39,8 @@ Examples:
 
 Latencies of write, send, immediate, stream and raw tests are full round trips. Those of reads, atomics and commits \
 are from the post to the completion. The raw tests move as many frames, of the same sizes, as an RDMA Write of --size \
-octets needs, without a stack. Bandwidths and rates end when the other side has confirmed the last message. Warm-up is \
-not counted.";
+octets needs, without a stack or a --server. Bandwidths and rates end when the other side has confirmed the last \
+message. Warm-up is not counted.";
 
 /// Measures latency, bandwidth and message rate of RDMA over DPDK devices, and of the devices alone.
 #[derive(Parser, Debug)]
@@ -106,28 +104,6 @@ pub enum Test {
 }
 
 impl Test {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WriteLatency => "write-latency",
-            Self::ReadLatency => "read-latency",
-            Self::SendLatency => "send-latency",
-            Self::AtomicLatency => "atomic-latency",
-            Self::ImmediateLatency => "immediate-latency",
-            Self::CommitLatency => "commit-latency",
-            Self::ConnectRate => "connect-rate",
-            Self::WriteBandwidth => "write-bandwidth",
-            Self::ReadBandwidth => "read-bandwidth",
-            Self::SendBandwidth => "send-bandwidth",
-            Self::WriteRate => "write-rate",
-            Self::RawLatency => "raw-latency",
-            Self::RawBandwidth => "raw-bandwidth",
-            Self::NullBandwidth => "null-bandwidth",
-            Self::StreamLatency => "stream-latency",
-            Self::StreamBandwidth => "stream-bandwidth",
-        }
-    }
-
     /// Whether the test runs without a stack.
     pub fn is_raw(self) -> bool {
         self.transport() == Transport::Raw
@@ -184,17 +160,6 @@ pub enum Transport {
     Raw,
 }
 
-impl Transport {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rdma => "rdma",
-            Self::Tcp => "tcp",
-            Self::Raw => "raw",
-        }
-    }
-}
-
 /// What the client decides.
 #[derive(Args, Clone, Debug)]
 pub struct TestOptions {
@@ -203,13 +168,9 @@ pub struct TestOptions {
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
 
-    /// Number of timed messages, in all queue pairs together (10000, 10k, 2M)
-    #[arg(long, value_parser = parse_count, conflicts_with = "duration")]
-    pub iterations: Option<u64>,
-
-    /// How long to measure [default: 2s]
-    #[arg(long, value_parser = parse_duration)]
-    pub duration: Option<Duration>,
+    /// How much to measure.
+    #[command(flatten)]
+    pub amount: AmountFlags,
 
     /// Messages under way at once in each queue pair [default: 1 for latency and streams, 64 for bandwidth, 256
     /// for write-rate]
@@ -232,9 +193,9 @@ pub struct TestOptions {
     #[arg(long, value_parser = parse_size)]
     pub frame: Option<u64>,
 
-    /// Write the result as JSON to this file (- for standard output, without the table)
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub json: JsonFlag,
 }
 
 /// The options with every default filled in, validated.
@@ -258,15 +219,6 @@ pub struct Plan {
     pub frame: Option<u64>,
 }
 
-/// How much to measure.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Amount {
-    /// So many messages.
-    Iterations(u64),
-    /// So long.
-    Duration(Duration),
-}
-
 impl TestOptions {
     /// Fills in the defaults and checks the ranges.
     ///
@@ -278,7 +230,7 @@ impl TestOptions {
             return Err(usage(format!("--size is {size}: choose 1 octet to 1 GiB")));
         }
         if matches!(test, Test::AtomicLatency | Test::ImmediateLatency) && size != 8 {
-            return Err(usage(format!("--size is {size}: {} always has 8 octets, leave it out", test.name())));
+            return Err(usage(format!("--size is {size}: {} always has 8 octets, leave it out", name_of(test))));
         }
         if self.plain && test != Test::CommitLatency {
             return Err(usage("--plain applies to commit-latency only: leave it out"));
@@ -321,18 +273,16 @@ impl TestOptions {
             }
             _ => {}
         }
-        let amount = match (self.iterations, self.duration) {
-            (Some(0), _) => return Err(usage("--iterations is 0: choose at least 1")),
-            (Some(iterations), _) => Amount::Iterations(iterations),
-            (None, duration) => {
-                let duration = duration.unwrap_or(Duration::from_secs(2));
-                if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&duration) {
-                    return Err(usage("--duration is out of range: choose 1ms to one day"));
-                }
-                Amount::Duration(duration)
-            }
-        };
-        Ok(Plan { test, size, amount, depth, qps: self.qps, plain: self.plain, verify: self.verify, frame: self.frame })
+        Ok(Plan {
+            test,
+            size,
+            amount: self.amount.amount()?,
+            depth,
+            qps: self.qps,
+            plain: self.plain,
+            verify: self.verify,
+            frame: self.frame,
+        })
     }
 }
 
@@ -371,9 +321,9 @@ pub struct ServeArguments {
 pub struct RunArguments {
     /// The test
     pub test: Test,
-    /// Address of the server, which a raw test does not need [default: 10.77.0.1, or fd77::1 with --ipv6]
-    #[arg(long, value_name = "ADDRESS")]
-    pub server: Option<IpAddr>,
+    /// The other side, which a raw test finds by itself.
+    #[command(flatten)]
+    pub server: ServerFlag,
     /// What to run.
     #[command(flatten)]
     pub options: TestOptions,

@@ -2,18 +2,15 @@
 #![forbid(unsafe_code)]
 
 mod cli;
-mod meter;
 mod namespace;
 mod pair;
 mod pattern;
 mod raw;
 mod rdma;
 mod report;
-mod samples;
 mod streams;
 
 use cli::{Cli, Command, RunArguments, ServeArguments, Transport};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
 use uwarp_app::{Role, signals};
@@ -43,12 +40,11 @@ fn run(arguments: &RunArguments) -> anyhow::Result<()> {
     let network = &arguments.network;
     let config = network.resolve(Role::Client, EngineMode::Inline)?;
     let device = uwarp_app::network::device_name(config.device.as_ref());
-    let server = arguments.server.unwrap_or_else(|| network.default_address(Role::Server));
-    let server = SocketAddr::from((server, arguments.port));
+    let server = arguments.server.address(network, arguments.port);
     let report = match plan.test.transport() {
         Transport::Raw => raw::client(&config, network, &plan, &device)?,
         Transport::Tcp => streams::client(config, network, &plan, server, &device)?,
         Transport::Rdma => rdma::client(config, network, &plan, server, &device)?,
     };
-    report.publish(arguments.options.json.as_deref())
+    report.publish(&arguments.options.json)
 }

@@ -1,14 +1,14 @@
 //! `pair`: runs both sides as processes of their own, each on its CPU.
 
-use crate::cli::{Amount, PairArguments, Plan};
+use crate::cli::{PairArguments, Plan};
 use crate::namespace::{self, CLIENT_INTERFACE, SERVER_INTERFACE};
 use crate::report::Report;
-use anyhow::Context as _;
 use std::path::Path;
 use std::process::Command;
 use uwarp::config::{DeviceConfig, EngineMode};
-use uwarp_app::cacheline;
-use uwarp_app::pair::{self, CacheLine, Folder, check_flags, choose_cpus};
+use uwarp_app::cacheline::CacheLine;
+use uwarp_app::pair::{self, Folder, check_flags, choose_cpus};
+use uwarp_app::units::name_of;
 use uwarp_app::{DeviceKind, NetworkFlags, Role, usage};
 
 /// Runs a pair.
@@ -17,20 +17,20 @@ use uwarp_app::{DeviceKind, NetworkFlags, Role, usage};
 /// An invalid command line, or a side that failed (it has reported why).
 pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
-    let [server_cpu, client_cpu] = choose_cpus(&arguments.network.cpus)?;
+    let cpus = choose_cpus(&arguments.network.cpus)?;
     let (network, kind, mtu) = settle(&arguments.network)?;
     if namespace::is_wanted(&kind) && !namespace::is_inside() {
         return namespace::enter();
     }
-    let before = cacheline::round_trip(server_cpu, client_cpu);
-    if namespace::is_wanted(&kind) {
-        namespace::prepare(&kind, mtu)?;
-    }
-    let folder = Folder::new("uwarp-perf-")?;
-    let mut report = run_both(&network, &plan, &kind, &folder.socket, [server_cpu, client_cpu])?;
-    let after = cacheline::round_trip(server_cpu, client_cpu);
-    report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
-    report.publish(arguments.options.json.as_deref())
+    let (mut report, line) = CacheLine::around(cpus, || {
+        if namespace::is_wanted(&kind) {
+            namespace::prepare(&kind, mtu)?;
+        }
+        let folder = Folder::new("uwarp-perf-")?;
+        run_both(&network, &plan, &kind, &folder.socket, cpus)
+    })?;
+    report.cacheline_ns = line;
+    report.publish(&arguments.options.json)
 }
 
 /// The flags with the kind of device of both sides, and the MTU. Refuses flags for what a pair decides itself.
@@ -76,8 +76,8 @@ fn run_both(
     socket: &Path,
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
-    let command = |side: &str, role: Role, cpu: usize, interface: &str| -> anyhow::Result<Command> {
-        let mut command = pair::side(side, cpu, network)?;
+    let command = |side: &str, role: Role, interface: &str| -> anyhow::Result<Command> {
+        let mut command = pair::side(side, role, cpus, network)?;
         if let Some(file) = &network.config {
             command.arg("--config").arg(file);
             // A file is one side's: the pair's own addresses win over the file's.
@@ -92,17 +92,14 @@ fn run_both(
         Ok(command)
     };
 
-    let mut server = command("serve", Role::Server, cpus[0], SERVER_INTERFACE)?;
-    server.args(["--once", "--transport", plan.test.transport().name()]);
-    let mut client = command("run", Role::Client, cpus[1], CLIENT_INTERFACE)?;
-    client.args([plan.test.name(), "--json", "-"]);
+    let mut server = command("serve", Role::Server, SERVER_INTERFACE)?;
+    server.args(["--once", "--transport", &name_of(plan.test.transport())]);
+    let mut client = command("run", Role::Client, CLIENT_INTERFACE)?;
+    client.args([&name_of(plan.test), "--json", "-"]);
     client.args(["--size", &plan.size.to_string()]);
     client.args(["--depth", &plan.depth.to_string()]);
     client.args(["--qps", &plan.qps.to_string()]);
-    match plan.amount {
-        Amount::Iterations(iterations) => client.args(["--iterations", &iterations.to_string()]),
-        Amount::Duration(duration) => client.args(["--duration", &format!("{}ns", duration.as_nanos())]),
-    };
+    client.args(plan.amount.to_arguments());
     if plan.plain {
         client.arg("--plain");
     }
@@ -112,10 +109,5 @@ fn run_both(
     if let Some(frame) = plan.frame {
         client.args(["--frame", &frame.to_string()]);
     }
-    if let Some(file) = &network.pcap {
-        client.arg("--pcap").arg(file);
-    }
-
-    let text = pair::run(&mut server, &mut client, |going| namespace::join(kind, going))?;
-    serde_json::from_str(&text).context("the client's result cannot be read")
+    pair::run(&mut server, &mut client, |going| namespace::join(kind, going))
 }

@@ -2,10 +2,10 @@
 
 use crate::cli::Test;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
-use uwarp_app::output;
-use uwarp_app::pair::{CacheLine, Latency};
-use uwarp_app::units::{format_nanoseconds, format_size};
+use uwarp_app::cacheline::CacheLine;
+use uwarp_app::measure::{Latency, Timed, gbit_per_s};
+use uwarp_app::output::{self, JsonFlag};
+use uwarp_app::units::{format_nanoseconds, format_size, name_of};
 
 /// One result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,11 +83,18 @@ impl Report {
         }
     }
 
+    /// The times of a latency test.
+    pub fn set_times(&mut self, Timed { latency, count, seconds }: Timed) {
+        self.latency_ns = Some(latency);
+        self.iterations = count;
+        self.seconds = seconds;
+    }
+
     /// The rates of a bandwidth test.
     pub fn set_rates(&mut self) {
         if self.seconds > 0.0 {
             let messages = self.iterations as f64;
-            self.gbit_per_s = Some(messages * self.size as f64 * 8.0 / self.seconds / 1e9);
+            self.gbit_per_s = Some(gbit_per_s(messages * self.size as f64, self.seconds));
             self.mops = Some(messages / self.seconds / 1e6);
         }
     }
@@ -96,17 +103,13 @@ impl Report {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn publish(&self, json: Option<&Path>) -> anyhow::Result<()> {
-        if json != Some(Path::new("-")) {
-            output::print(self.table());
-        }
-        json.map_or(Ok(()), |path| output::write_json(path, self))
+    pub fn publish(&self, json: &JsonFlag) -> anyhow::Result<()> {
+        json.publish(self.table(), self)
     }
 
     fn table(&self) -> String {
         let mut head = vec!["test", "device", "size", "mtu"];
-        let mut row =
-            vec![self.test.name().to_owned(), self.device.clone(), format_size(self.size), self.mtu.to_string()];
+        let mut row = vec![name_of(self.test), self.device.clone(), format_size(self.size), self.mtu.to_string()];
         if let Some(crc) = self.crc {
             head.push("crc");
             row.push(if crc { "on" } else { "off" }.to_owned());
@@ -155,7 +158,7 @@ impl Report {
             add("verified", self.verified.to_string());
         }
         if let Some(line) = &self.cacheline_ns {
-            add("cache line, ns", format!("{:.0} → {:.0}", line.before, line.after));
+            add("cache line, ns", line.to_string());
         }
         let mut table = output::table(head);
         table.add_row(row);

@@ -4,15 +4,18 @@
 //! of a one-way transfer counts it, checks it if the greeting says so, and answers at the end.
 
 use crate::cli::{Plan, ServeArguments, Test};
-use crate::meter::{Bar, Goal, check_interrupted, round_trips};
 use crate::report::Report;
 use anyhow::{Context as _, bail};
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
-use uwarp_app::pair::is_side;
-use uwarp_app::{NetworkFlags, output, signals, usage};
+use uwarp_app::channel::connect_stream;
+use uwarp_app::measure::{Bar, round_trips};
+use uwarp_app::side::is_side;
+use uwarp_app::signals::{check_interrupted, interrupted};
+use uwarp_app::units::name_of;
+use uwarp_app::{NetworkFlags, output, usage};
 
 /// Octets of a checked run, about.
 const VERIFIED_OCTETS: u64 = 8 << 20;
@@ -61,10 +64,7 @@ pub fn server(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> 
         output::complain(format_args!("waiting for clients on {}", listener.local_addr()));
     }
     // The client signals its end by an empty connection.
-    loop {
-        if signals::interrupted() {
-            return Ok(());
-        }
+    while !interrupted() {
         let Some((stream, peer)) = listener.accept_timeout(Duration::from_millis(200))? else { continue };
         match serve(stream) {
             Ok(true) if arguments.once => return Ok(()),
@@ -73,6 +73,7 @@ pub fn server(config: Config, arguments: &ServeArguments) -> anyhow::Result<()> 
             Err(error) => output::complain(format_args!("uwarp-perf: client {peer}: {error:#}")),
         }
     }
+    Ok(())
 }
 
 /// Serves one connection. Returns true if it was the client's last.
@@ -181,18 +182,8 @@ pub fn client(
 }
 
 fn connect(context: &Context, server: SocketAddr, mode: Mode, size: u64, seed: u64) -> anyhow::Result<TcpStream> {
-    let start = Instant::now();
-    let mut stream = loop {
-        match TcpStream::connect_with(context, server, &options()) {
-            Ok(stream) => break stream,
-            // The other side of a pair may still be starting.
-            Err(_) if start.elapsed() < PATIENCE => {
-                check_interrupted()?;
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(error) => return Err(error).context(format!("cannot connect to {server}")),
-        }
-    };
+    // The other side of a pair may still be starting.
+    let mut stream = connect_stream(context, server, &options(), PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE));
     stream.set_write_timeout(Some(PATIENCE));
     let mut greeting = MAGIC.to_vec();
@@ -258,22 +249,20 @@ fn latency(context: &Context, server: SocketAddr, plan: &Plan, report: &mut Repo
     let mut stream = connect(context, server, Mode::Echo, plan.size, 0)?;
     let sent = vec![7; plan.size as usize];
     let mut back = vec![0; plan.size as usize];
-    let (mut samples, time) = round_trips(plan, |_| ping(&mut stream, &sent, &mut back).map(|()| true))?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    let once = |_| ping(&mut stream, &sent, &mut back).map(|()| true);
+    report.set_times(round_trips(&name_of(plan.test), plan.amount, once)?);
     Ok(())
 }
 
 fn bandwidth(context: &Context, server: SocketAddr, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let octets = vec![7; plan.size as usize];
     // The warm-up is a separate run, so that the timed one ends with the receiver's answer for all of it.
-    for (goal, timed) in [(Goal::warm_up(plan.amount), false), (Goal::of(plan.amount), true)] {
+    for (amount, timed) in [(plan.amount.warm_up(), false), (plan.amount, true)] {
         let mut stream = connect(context, server, Mode::Count, plan.size, 0)?;
-        let mut bar = timed.then(|| Bar::new(plan));
+        let mut bar = timed.then(|| Bar::new(&name_of(plan.test), amount));
         let begin = Instant::now();
         let mut messages = 0;
-        while messages == 0 || !goal.reached(messages, begin) {
+        while messages == 0 || !amount.is_reached(messages, || begin.elapsed()) {
             stream.write_all(&octets)?;
             messages += 1;
             if messages % 64 == 0 {

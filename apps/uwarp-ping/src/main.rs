@@ -8,14 +8,13 @@ mod server;
 mod text;
 
 use clap::{Args, Parser, Subcommand};
-use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 use uwarp::ReadyToReceiveKinds;
 use uwarp::config::EngineMode;
 use uwarp_app::channel::Shape;
 use uwarp_app::units::{parse_duration, parse_size};
-use uwarp_app::{NetworkFlags, Role, signals, usage};
+use uwarp_app::{NetworkFlags, Role, ServerFlag, signals, usage};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -89,9 +88,8 @@ enum Command {
 
 #[derive(Args)]
 struct RunArguments {
-    /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
-    #[arg(long, value_name = "ADDRESS")]
-    server: Option<IpAddr>,
+    #[command(flatten)]
+    server: ServerFlag,
 
     /// Open the stream with a ready-to-receive indication, so that either side may send first (RFC 6581). KIND is
     /// write, read or send; without it, what both sides prefer
@@ -178,9 +176,8 @@ fn main() -> ExitCode {
                 if let Some(delay) = first_fpdu_delay {
                     config.mpa.first_fpdu_delay = delay;
                 }
-                let address = server.unwrap_or_else(|| network.default_address(Role::Server));
                 let start = client::Start {
-                    server: (address, options.port).into(),
+                    server: server.address(network, options.port),
                     peer_to_peer: peer_to_peer.map(Indication::kinds),
                 };
                 client::run(&network.open(config)?, &start, &options)

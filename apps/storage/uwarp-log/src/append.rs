@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
-use uwarp_app::{Confinement, NetworkFlags, Role, output, signals, usage};
+use uwarp_app::output::{self, JsonFlag};
+use uwarp_app::{Confinement, NetworkFlags, Role, signals, usage};
 use uwarp_log::record::MAX_PAYLOAD;
 use uwarp_log::writer::{AppendError, Options};
 
@@ -75,7 +76,7 @@ fn confine(
     places: &[Place],
     options: &AppendOptions,
     file: Option<&Path>,
-    json: Option<&Path>,
+    json: &JsonFlag,
 ) -> anyhow::Result<()> {
     let mut confinement = Confinement::new(&network.resolve(Role::Client, EngineMode::Inline)?, &options.confine);
     for place in places {
@@ -86,7 +87,7 @@ fn confine(
     for path in [file, network.config.as_deref()].into_iter().flatten() {
         confinement = confinement.reads(path);
     }
-    if let Some(path) = json.filter(|path| *path != Path::new("-")) {
+    if let Some(path) = json.file() {
         confinement = confinement.creates(path);
     }
     confinement.apply()?;
@@ -103,7 +104,7 @@ pub fn run(
     options: &AppendOptions,
     file: Option<&Path>,
     acknowledge: bool,
-    json: Option<&Path>,
+    json: &JsonFlag,
 ) -> anyhow::Result<()> {
     let secret = options.secret.read()?;
     confine(network, &places, options, file, json)?;
@@ -222,11 +223,11 @@ pub fn run(
         seconds: opened.map_or(0.0, |opened| last.saturating_duration_since(opened).as_secs_f64()),
     };
     driver.close()?;
-    if json != Some(Path::new("-")) && !acknowledge {
+    if !json.takes_output() && !acknowledge {
         output::print(format!(
             "{} records in {:.2} s, up to number {}; {} targets have them all",
             outcome.records, outcome.seconds, outcome.last, outcome.live
         ));
     }
-    json.map_or(Ok(()), |path| output::write_json(path, &outcome))
+    json.write(&outcome)
 }

@@ -4,7 +4,6 @@
 use crate::link::FEATURES;
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,13 +17,14 @@ use uwarp::{
     ListenOptions, MemoryRegion, PageAdvice, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest,
     RegionBuffer, RegionOptions, SendRequest, Status,
 };
+use uwarp_app::cacheline::{self, CacheLine};
 use uwarp_app::channel::part;
-use uwarp_app::pair::{self, CacheLine, Latency, choose_cpus};
-use uwarp_app::units::{format_nanoseconds, format_size, parse_count, parse_size};
-use uwarp_app::{NetworkFlags, Role, cacheline, output, signals, usage};
+use uwarp_app::measure::{Amount, Latency, Timed, round_trips};
+use uwarp_app::output::{self, JsonFlag};
+use uwarp_app::pair::{self, choose_cpus};
+use uwarp_app::units::{format_nanoseconds, format_size, name_of, parse_count, parse_size};
+use uwarp_app::{NetworkFlags, Role, signals, usage};
 
-/// Appends before the timed ones.
-const WARM_UP: u64 = 200;
 /// Appends that are captured to count their round trips.
 const CAPTURED: u64 = 20;
 /// Records of the store, which are written in turn.
@@ -57,18 +57,6 @@ pub enum Method {
 }
 
 impl Method {
-    fn name(self) -> &'static str {
-        match self {
-            Method::Pull => "pull",
-            Method::Send => "send",
-            Method::Commit => "commit",
-            Method::CommitOnServerCpu => "commit-on-server-cpu",
-            Method::CommitInEngine => "commit-in-engine",
-            Method::Local => "local",
-            Method::LocalPolled => "local-polled",
-        }
-    }
-
     fn is_commit(self) -> bool {
         matches!(self, Method::Commit | Method::CommitOnServerCpu | Method::CommitInEngine)
     }
@@ -87,15 +75,6 @@ pub enum Keeper {
     Memory,
     /// A file: a sync is fdatasync
     File,
-}
-
-impl Keeper {
-    fn name(self) -> &'static str {
-        match self {
-            Keeper::Memory => "memory",
-            Keeper::File => "file",
-        }
-    }
 }
 
 /// What is measured.
@@ -123,9 +102,8 @@ pub struct BenchArguments {
     /// so)
     #[arg(long)]
     inline_server: bool,
-    /// Write the result to this file, or - for standard output
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFlag,
 }
 
 /// One side of a measurement.
@@ -207,18 +185,14 @@ pub fn run(network: &NetworkFlags, arguments: &BenchArguments) -> anyhow::Result
         for _ in 0..arguments.rounds {
             // For memory there is only one way.
             for method in methods.iter().copied().filter(|method| store == Keeper::File || !method.is_of_files()) {
-                let before = cacheline::round_trip(cpus[0], cpus[1]);
-                let mut report = measure(network, arguments, method, store, folder.path(), cpus)?;
-                let after = cacheline::round_trip(cpus[0], cpus[1]);
-                report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
+                let (mut report, line) =
+                    CacheLine::around(cpus, || measure(network, arguments, method, store, folder.path(), cpus))?;
+                report.cacheline_ns = line;
                 reports.push(report);
             }
         }
     }
-    if arguments.json.as_deref() != Some(Path::new("-")) {
-        output::print(table(&reports));
-    }
-    arguments.json.as_deref().map_or(Ok(()), |path| output::write_json(path, &reports))
+    arguments.json.publish(table(&reports), &reports)
 }
 
 fn table(reports: &[Report]) -> String {
@@ -238,8 +212,8 @@ fn table(reports: &[Report]) -> String {
     for report in reports {
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
         table.add_row([
-            report.store.name().to_owned(),
-            report.method.name().to_owned(),
+            name_of(report.store),
+            name_of(report.method),
             report.server.clone(),
             format_size(report.size),
             report.records.to_string(),
@@ -248,7 +222,7 @@ fn table(reports: &[Report]) -> String {
             format_nanoseconds(report.latency_ns.max),
             number(report.round_trips),
             number(report.wakes),
-            report.cacheline_ns.map_or_else(String::new, |line| format!("{:.0} → {:.0}", line.before, line.after)),
+            report.cacheline_ns.map_or_else(String::new, |line| line.to_string()),
         ]);
     }
     output::align_numbers(&mut table, 3);
@@ -267,20 +241,19 @@ fn measure(
     if matches!(method, Method::Local | Method::LocalPolled) {
         return local(network, arguments.size, count, store, folder, method, cpus);
     }
-    let command = |side: &str, cpu: usize| -> anyhow::Result<Command> {
-        let mut command = pair::side("bench-side", cpu, network)?;
-        command.args(["--side", side, "--method", method.name(), "--store", store.name()]);
+    let command = |role: Role| -> anyhow::Result<Command> {
+        let mut command = pair::side("bench-side", role, cpus, network)?;
+        command.args(["--side", &name_of(role), "--method", &name_of(method), "--store", &name_of(store)]);
         command.args(["--size", &arguments.size.to_string(), "--count", &count.to_string()]);
         command.arg("--directory").arg(folder);
         command.arg("--socket").arg(folder.join("bench.sock"));
         Ok(command)
     };
-    let mut server = command("server", cpus[0])?;
+    let mut server = command(Role::Server)?;
     server.args(["--engine", if arguments.inline_server { "inline" } else { "threaded" }]);
-    let mut client = command("client", cpus[1])?;
+    let mut client = command(Role::Client)?;
     client.args(["--engine", "inline"]);
-    let text = pair::run(&mut server, &mut client, |_| Ok(()))?;
-    let mut report: Report = serde_json::from_str(&text).context("the client's result cannot be read")?;
+    let mut report: Report = pair::run(&mut server, &mut client, |_| Ok(()))?;
     report.server = if arguments.inline_server { "inline" } else { "threaded" }.to_owned();
     Ok(report)
 }
@@ -492,7 +465,9 @@ fn client(
     let offset = offset.first_chunk().map_or(0, |part| u64::from_be_bytes(*part));
     let record: Vec<u8> = (0..size).map(|at| at as u8).collect();
     end.memory.write(REQUEST, &record)?;
-    let append = |end: &mut End, number: u64| -> anyhow::Result<()> {
+    let mut appended = 0_u64;
+    let mut append = |end: &mut End, number: u64| -> anyhow::Result<()> {
+        appended += 1;
         // Each record is another.
         let slot = number % SLOTS;
         end.memory.write(REQUEST, &number.to_be_bytes()[..size.min(8)])?;
@@ -507,15 +482,9 @@ fn client(
         while end.next()?.opcode != CompletionOpcode::Receive {}
         end.receive()
     };
-    for number in 0..WARM_UP.min(arguments.count) {
-        append(&mut end, number)?;
-    }
-    let mut samples = histogram()?;
-    for number in 0..arguments.count {
-        let start = Instant::now();
-        append(&mut end, number)?;
-        samples.saturating_record(start.elapsed().as_nanos() as u64);
-    }
+    let timed = round_trips(&name_of(arguments.method), Amount::Iterations(arguments.count), |number| {
+        append(&mut end, number).map(|()| true)
+    })?;
     let path = arguments.directory.join("bench.pcap");
     context.start_capture(&path)?;
     context.poll();
@@ -530,16 +499,15 @@ fn client(
     let mut wakes = [0; 8];
     end.memory.read(size + REQUEST, &mut wakes)?;
     part(context, &mut end.queue_pair)?;
-    let appended = WARM_UP.min(arguments.count) + arguments.count + CAPTURED;
     Ok(Report {
         method: arguments.method,
         store: arguments.store,
         device: device.to_owned(),
         server: String::new(),
         size: arguments.size,
-        records: arguments.count,
-        latency_ns: Latency::of(&samples),
-        round_trips: Some(round_trips(&path, context.socket_address(0).ip())? as f64 / CAPTURED as f64),
+        records: timed.count,
+        latency_ns: timed.latency,
+        round_trips: Some(turns_of_data(&path, context.socket_address(0).ip())? as f64 / CAPTURED as f64),
         wakes: Some(u64::from_be_bytes(wakes) as f64 / appended as f64),
         cacheline_ns: None,
     })
@@ -555,7 +523,7 @@ fn request(end: &End, size: usize, slot: u64) -> anyhow::Result<()> {
 }
 
 /// How often the direction of data turned to the client, in a capture.
-fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
+fn turns_of_data(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
     let file = File::open(path).context("the capture cannot be opened")?;
     let mut reader = pcap_file::pcapng::PcapNgReader::new(file).context("the capture cannot be read")?;
     let (mut trips, mut away) = (0, false);
@@ -578,11 +546,6 @@ fn round_trips(path: &Path, own: std::net::IpAddr) -> anyhow::Result<u64> {
         away = leaves;
     }
     Ok(trips)
-}
-
-/// Nanoseconds up to a minute; longer ones count as a minute.
-fn histogram() -> anyhow::Result<Histogram<u64>> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).context("no histogram")
 }
 
 /// Source, sequence number and octets of payload of a frame, if it is TCP.
@@ -627,11 +590,10 @@ fn local(
     method: Method,
     [cpu, other]: [usize; 2],
 ) -> anyhow::Result<Report> {
-    let mut samples = histogram()?;
     let over = AtomicBool::new(false);
-    let result = std::thread::scope(|scope| {
+    let timed = std::thread::scope(|scope| -> anyhow::Result<Timed> {
         let poller = (method == Method::LocalPolled).then(|| scope.spawn(|| poll_until(&over, other)));
-        let thread = scope.spawn(|| -> anyhow::Result<()> {
+        let thread = scope.spawn(|| -> anyhow::Result<Timed> {
             pin(cpu)?;
             // No engine ever runs in these contexts: they provide memory that can be written back.
             let config =
@@ -648,12 +610,11 @@ fn local(
             };
             let file = file(size, folder)?;
             let mut record: Vec<u8> = (0..size).map(|at| at as u8).collect();
-            for number in 0..WARM_UP.min(count) + count {
+            round_trips(&name_of(method), Amount::Iterations(count), |number| {
                 let words = number.to_be_bytes();
                 let part = record.len().min(8);
                 record[..part].copy_from_slice(&words[..part]);
                 let offset = number % SLOTS * size;
-                let start = Instant::now();
                 match &region {
                     Some(region) => {
                         region.write(offset as usize, &record)?;
@@ -665,11 +626,8 @@ fn local(
                             .context("the file cannot be written")?;
                     }
                 }
-                if number >= WARM_UP.min(count) {
-                    samples.saturating_record(start.elapsed().as_nanos() as u64);
-                }
-            }
-            Ok(())
+                Ok(true)
+            })
         });
         let result = thread.join();
         over.store(true, Ordering::Relaxed);
@@ -677,16 +635,15 @@ fn local(
             poller.join().map_err(|_| anyhow::anyhow!("the thread that polls failed"))??;
         }
         result.map_err(|_| anyhow::anyhow!("the thread that writes failed"))?
-    });
-    result?;
+    })?;
     Ok(Report {
         method,
         store,
         device: network.kind().to_string(),
         server: String::new(),
         size,
-        records: count,
-        latency_ns: Latency::of(&samples),
+        records: timed.count,
+        latency_ns: timed.latency,
         round_trips: None,
         wakes: None,
         cacheline_ns: None,

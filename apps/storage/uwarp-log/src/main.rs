@@ -19,8 +19,9 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
+use uwarp_app::output::{self, JsonFlag};
 use uwarp_app::units::{parse_count, parse_duration, parse_size};
-use uwarp_app::{AllowFlags, ConfineFlags, NetworkFlags, Role, output, signals, usage};
+use uwarp_app::{AllowFlags, ConfineFlags, NetworkFlags, Role, signals, usage};
 use uwarp_log::layout::Geometry;
 use uwarp_log::record::{Kind, Record};
 
@@ -143,9 +144,8 @@ struct AppendArguments {
     /// Print the number of each record when it is acknowledged
     #[arg(long)]
     acknowledge: bool,
-    /// Write the result to this file, or - for standard output
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFlag,
 }
 
 #[derive(Args, Debug)]
@@ -175,9 +175,8 @@ pub struct PairArguments {
     /// Directory for the files [default: a temporary one]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
-    /// Write the result to this file, or - for standard output
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFlag,
 }
 
 fn parse_segment(text: &str) -> Result<u32, String> {
@@ -221,7 +220,7 @@ fn main() -> ExitCode {
             Command::Append(arguments) => {
                 let AppendArguments { file, targets, options, acknowledge, json } = arguments;
                 let places = append::places(network, targets)?;
-                append::run(network, places, options, file.as_deref(), *acknowledge, json.as_deref())
+                append::run(network, places, options, file.as_deref(), *acknowledge, json)
             }
             Command::Read(arguments) => read(arguments),
             Command::Pair(arguments) => pair::run(network, arguments),

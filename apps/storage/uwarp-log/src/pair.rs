@@ -8,22 +8,12 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use uwarp_app::outcome::of_child;
-use uwarp_app::pair::{self, Folder};
-use uwarp_app::{NetworkFlags, output, usage};
+use uwarp_app::pair::{self, Folder, Side};
+use uwarp_app::side::ends_with_this;
+use uwarp_app::{NetworkFlags, usage};
 use uwarp_log::record::{Kind, MAX_PAYLOAD};
-
-/// A child that is killed when this is dropped.
-struct Side(Child);
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        // For a child that has ended, both do nothing.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Runs it.
 ///
@@ -49,7 +39,7 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
     let length = |payload: u64| (payload + 64) * count + (4 << 20);
     let mut sides = Vec::new();
     let mut writer = Command::new(&own);
-    pair::ends_with_this(&mut writer)
+    ends_with_this(&mut writer)
         .args(["append", "--all", "--json", "-", "--secret-file"])
         .arg(&secret)
         .args(network.to_arguments());
@@ -57,15 +47,14 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
     for number in 0..*targets {
         let (file, socket) = (place.join(format!("{number}.log")), folder.path().join(format!("{number}.sock")));
         let mut target = Command::new(&own);
-        pair::ends_with_this(&mut target).arg("serve").arg(&file).args(["--size", &length(*size).to_string()]);
+        ends_with_this(&mut target).arg("serve").arg(&file).args(["--size", &length(*size).to_string()]);
         target.arg("--secret-file").arg(&secret);
         target.args(network.to_arguments()).arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
-        sides.push(Side(target.spawn().context("cannot start a target")?));
+        sides.push(Side::start(&mut target)?);
         writer.arg("--target").arg(&socket);
         files.push(file);
     }
-    let mut writer =
-        Side(writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start a writer")?);
+    let mut writer = Side::start(writer.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
     let mut lines = writer.0.stdin.take().context("the writer has no standard input")?;
     let (count, size) = (*count, *size as usize);
     let feed = std::thread::spawn(move || -> std::io::Result<()> {
@@ -82,15 +71,13 @@ pub fn run(network: &NetworkFlags, arguments: &PairArguments) -> anyhow::Result<
     for file in &files {
         check(file, outcome.last, count, size)?;
     }
-    if json.as_deref() != Some(Path::new("-")) {
-        output::print(format!(
-            "{} records of {size} octets acknowledged in {:.2} s; {} files hold them all",
-            outcome.records,
-            outcome.seconds,
-            files.len()
-        ));
-    }
-    json.as_deref().map_or(Ok(()), |path| output::write_json(path, &outcome))
+    let text = format!(
+        "{} records of {size} octets acknowledged in {:.2} s; {} files hold them all",
+        outcome.records,
+        outcome.seconds,
+        files.len()
+    );
+    json.publish(text, &outcome)
 }
 
 /// A file with a random secret, for the processes of this pair.

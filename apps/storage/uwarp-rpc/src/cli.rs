@@ -3,11 +3,10 @@
 use crate::program::SIZE_MAX;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::Duration;
-use uwarp_app::units::{parse_count, parse_duration, parse_size};
-use uwarp_app::{NetworkFlags, usage};
+use uwarp_app::measure::{Amount, AmountFlags};
+use uwarp_app::output::JsonFlag;
+use uwarp_app::units::parse_size;
+use uwarp_app::{NetworkFlags, ServerFlag, usage};
 use uwarp_rpcrdma::requester;
 
 /// Port that servers listen on unless told otherwise.
@@ -70,18 +69,6 @@ pub enum Test {
     Get,
 }
 
-impl Test {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Null => "null",
-            Self::Echo => "echo",
-            Self::Put => "put",
-            Self::Get => "get",
-        }
-    }
-}
-
 /// What carries the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -90,16 +77,6 @@ pub enum Transport {
     Rdma,
     /// A plain TCP stream with record marking
     Tcp,
-}
-
-impl Transport {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Rdma => "rdma",
-            Self::Tcp => "tcp",
-        }
-    }
 }
 
 /// How a client registers the memory of its calls.
@@ -112,16 +89,6 @@ pub enum Registration {
     /// A work request ahead of the call joins its buffers under at most two STags, one to read and one to write, as the
     /// Linux kernel does. One reply then ends the responder's access to several buffers
     Together,
-}
-
-impl Registration {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Each => "each",
-            Self::Together => "together",
-        }
-    }
 }
 
 impl From<Registration> for requester::Registration {
@@ -140,13 +107,9 @@ pub struct TestOptions {
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
 
-    /// Number of timed calls (10000, 10k, 2M)
-    #[arg(long, value_parser = parse_count, conflicts_with = "duration")]
-    pub iterations: Option<u64>,
-
-    /// How long to measure [default: 2s]
-    #[arg(long, value_parser = parse_duration)]
-    pub duration: Option<Duration>,
+    /// How much to measure.
+    #[command(flatten)]
+    pub amount: AmountFlags,
 
     /// Calls under way at once
     #[arg(long, default_value_t = 1)]
@@ -160,9 +123,9 @@ pub struct TestOptions {
     #[arg(long)]
     pub verify: bool,
 
-    /// Write the results as JSON to this file (- for standard output, without the table)
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub json: JsonFlag,
 }
 
 /// What both sides of RPC-over-RDMA decide.
@@ -206,15 +169,6 @@ pub struct Plan {
     pub verify: bool,
 }
 
-/// How much to measure.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Amount {
-    /// So many calls.
-    Iterations(u64),
-    /// So long.
-    Duration(Duration),
-}
-
 impl TestOptions {
     /// Fills in the defaults and checks the ranges.
     ///
@@ -238,19 +192,8 @@ impl TestOptions {
         if test == Test::Echo && self.depth != 1 {
             return Err(usage("--depth does not apply to echo, which is long in both directions: choose put or get"));
         }
-        let amount = match (self.iterations, self.duration) {
-            (Some(0), _) => return Err(usage("--iterations is 0: choose at least 1")),
-            (Some(iterations), _) => Amount::Iterations(iterations),
-            (None, duration) => {
-                let duration = duration.unwrap_or(Duration::from_secs(2));
-                if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&duration) {
-                    return Err(usage("--duration is out of range: choose 1ms to one day"));
-                }
-                Amount::Duration(duration)
-            }
-        };
         // At most 64 MiB.
-        Ok(Plan { test, size: size as usize, amount, depth: self.depth, verify: self.verify })
+        Ok(Plan { test, size: size as usize, amount: self.amount.amount()?, depth: self.depth, verify: self.verify })
     }
 }
 
@@ -298,9 +241,9 @@ pub struct ServeArguments {
 pub struct RunArguments {
     /// The test
     pub test: Test,
-    /// Address of the server [default: 10.77.0.1, or fd77::1 with --ipv6]
-    #[arg(long, value_name = "ADDRESS")]
-    pub server: Option<IpAddr>,
+    /// Whom to call.
+    #[command(flatten)]
+    pub server: ServerFlag,
     /// What carries the calls
     #[arg(long, value_enum, default_value_t = Transport::Rdma)]
     pub transport: Transport,

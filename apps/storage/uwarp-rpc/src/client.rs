@@ -1,18 +1,17 @@
 //! The calling side: one loop for both transports.
 
-use crate::cli::{Amount, Plan, RunArguments, Test, Transport};
+use crate::cli::{Plan, RunArguments, Test, Transport};
 use crate::program::{self, Blobs, CPU, ECHO, GET, NULL, PROGRAM, PUT, VERSION};
 use crate::report::{CpuTime, Report};
 use crate::stream;
 use anyhow::{Context as _, bail};
-use hdrhistogram::Histogram;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context};
-use uwarp_app::pair::Latency;
-use uwarp_app::{Role, signals};
+use uwarp_app::measure::{Amount, Latency, Samples, gbit_per_s};
+use uwarp_app::signals::check_interrupted;
 use uwarp_rpcrdma::requester::{Call, CallId, Finished, Requester, RequesterOptions};
 use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::Part;
@@ -26,10 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const VERIFIED_OCTETS: usize = 8 << 20;
 /// Calls of a checked run, at most.
 const VERIFIED_CALLS: usize = 1000;
-/// Samples per update of the histogram, as in `uwarp-perf`: few enough to stay in the first-level cache.
-const CHUNK: usize = 2048;
-/// Longest warm-up.
-const WARM_UP_MAX: Duration = Duration::from_millis(500);
 
 /// The result of a call.
 struct Done {
@@ -133,8 +128,7 @@ pub fn run(config: Config, arguments: &RunArguments, plan: &Plan) -> anyhow::Res
     let (mtu, engine) = (config.mtu, format!("{:?}", config.engine.mode).to_lowercase());
     let threshold = arguments.rdma.threshold()?;
     let context = arguments.network.open(config)?;
-    let server = arguments.server.unwrap_or_else(|| arguments.network.default_address(Role::Server));
-    let server = SocketAddr::from((server, arguments.port));
+    let server = arguments.server.address(&arguments.network, arguments.port);
     let mut caller: Box<dyn Caller> = match arguments.transport {
         Transport::Rdma => Box::new(reach(&context, server, arguments, plan, threshold)?),
         Transport::Tcp => {
@@ -256,38 +250,25 @@ fn server_time(caller: &mut dyn Caller) -> anyhow::Result<u64> {
 fn measure(caller: &mut dyn Caller, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let data = program::pattern(plan.size);
     let mut memory: Vec<Vec<u8>> = Vec::new();
-    let mut samples = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
-    let warm_up = match plan.amount {
-        Amount::Iterations(iterations) => Amount::Iterations((iterations / 10).clamp(1, 200)),
-        Amount::Duration(duration) => Amount::Duration((duration / 10).min(WARM_UP_MAX)),
-    };
-    rounds(caller, plan, warm_up, &data, &mut memory, |_| false)?;
+    let mut samples = Samples::new()?;
+    rounds(caller, plan, plan.amount.warm_up(), &data, &mut memory, |_| false)?;
     let (server, client) = (server_time(caller)?, uwarp_app::cpu_time());
     let begin = Instant::now();
-    let mut chunk = Vec::with_capacity(CHUNK);
-    let calls = rounds(caller, plan, plan.amount, &data, &mut memory, |nanoseconds| {
-        chunk.push(nanoseconds);
-        let is_full = chunk.len() == CHUNK;
-        if is_full {
-            chunk.drain(..).for_each(|sample| samples.saturating_record(sample));
-        }
-        is_full
-    })?;
+    let calls = rounds(caller, plan, plan.amount, &data, &mut memory, |time| samples.push(time))?;
     let seconds = begin.elapsed().as_secs_f64();
-    chunk.into_iter().for_each(|sample| samples.saturating_record(sample));
     let client = uwarp_app::cpu_time() - client;
     let server = server_time(caller)? - server;
     let octets = calls as f64 * plan.size as f64;
     let mib = octets / f64::from(1 << 20);
     report.calls = calls;
     report.seconds = seconds;
-    report.latency_ns = Latency::of(&samples);
+    report.latency_ns = samples.latency();
     report.calls_per_s = calls as f64 / seconds;
     let each = |nanoseconds: u64, unit: f64, count: f64| nanoseconds as f64 / unit / count;
     report.cpu_us_per_call =
         CpuTime { client: each(client, 1e3, calls as f64), server: each(server, 1e3, calls as f64) };
     if octets > 0.0 {
-        report.gbit_per_s = Some(octets * 8.0 / seconds / 1e9);
+        report.gbit_per_s = Some(gbit_per_s(octets, seconds));
         report.cpu_ms_per_mib = Some(CpuTime { client: each(client, 1e6, mib), server: each(server, 1e6, mib) });
     }
     Ok(())
@@ -302,7 +283,7 @@ fn rounds(
     amount: Amount,
     data: &[u8],
     memory: &mut Vec<Vec<u8>>,
-    mut sample: impl FnMut(u64) -> bool,
+    mut sample: impl FnMut(Duration) -> bool,
 ) -> anyhow::Result<u64> {
     let begin = Instant::now();
     let mut now = begin;
@@ -310,10 +291,7 @@ fn rounds(
     let mut going = true;
     loop {
         while going && started - ended < u64::from(plan.depth) {
-            going = match amount {
-                Amount::Iterations(iterations) => started < iterations,
-                Amount::Duration(duration) => now.duration_since(begin) < duration,
-            };
+            going = !amount.is_reached(started, || now.duration_since(begin));
             if going {
                 caller.start(make(plan, false, data, memory.pop()), now)?;
                 started += 1;
@@ -326,11 +304,11 @@ fn rounds(
         now = Instant::now();
         ended += 1;
         memory.extend(done.blob);
-        if sample(now.duration_since(done.started).as_nanos() as u64) {
+        if sample(now.duration_since(done.started)) {
             now = Instant::now();
         }
-        if ended.is_multiple_of(64) && signals::interrupted() {
-            bail!("interrupted");
+        if ended.is_multiple_of(64) {
+            check_interrupted()?;
         }
     }
 }

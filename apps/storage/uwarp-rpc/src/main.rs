@@ -12,7 +12,7 @@ mod stream;
 use cli::{Cli, Command, RunArguments, ServeArguments, Transport};
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
-use uwarp_app::pair::is_side;
+use uwarp_app::side::is_side;
 use uwarp_app::{Role, signals};
 
 fn main() -> ExitCode {
@@ -46,5 +46,5 @@ fn run(arguments: &RunArguments) -> anyhow::Result<()> {
     let plan = arguments.options.plan(arguments.test)?;
     let config = arguments.network.resolve(Role::Client, EngineMode::Inline)?;
     let report = client::run(config, arguments, &plan)?;
-    report::publish(&[report], arguments.options.json.as_deref())
+    report::publish(&[report], &arguments.options.json)
 }

@@ -1,13 +1,15 @@
 //! `pair`: runs both sides as processes of their own, each on its CPU, for one transport after another.
 
-use crate::cli::{Amount, PairArguments, Plan, Transport};
+use crate::cli::{PairArguments, Plan, Transport};
 use crate::report::{Report, publish};
 use anyhow::Context as _;
 use std::path::Path;
 use std::process::Command;
 use uwarp::config::EngineMode;
-use uwarp_app::pair::{self, CacheLine, Folder, check_flags, check_socket_device, choose_cpus};
-use uwarp_app::{NetworkFlags, Role, cacheline};
+use uwarp_app::cacheline::CacheLine;
+use uwarp_app::pair::{self, Folder, check_flags, check_socket_device, choose_cpus};
+use uwarp_app::units::name_of;
+use uwarp_app::{NetworkFlags, Role};
 
 /// Runs a pair.
 ///
@@ -25,13 +27,11 @@ pub fn run(arguments: &PairArguments) -> anyhow::Result<()> {
     };
     let mut reports = Vec::new();
     for transport in transports {
-        let before = cacheline::round_trip(cpus[0], cpus[1]);
-        let mut report = both(arguments, &plan, transport, &folder.socket, cpus)?;
-        let after = cacheline::round_trip(cpus[0], cpus[1]);
-        report.cacheline_ns = before.zip(after).map(|(before, after)| CacheLine { before, after });
+        let (mut report, line) = CacheLine::around(cpus, || both(arguments, &plan, transport, &folder.socket, cpus))?;
+        report.cacheline_ns = line;
         reports.push(report);
     }
-    publish(&reports, arguments.options.json.as_deref())
+    publish(&reports, &arguments.options.json)
 }
 
 /// Refuses flags for what a pair decides itself.
@@ -54,32 +54,25 @@ fn both(
     socket: &Path,
     cpus: [usize; 2],
 ) -> anyhow::Result<Report> {
-    let command = |side: &str, cpu: usize| -> anyhow::Result<Command> {
-        let mut command = pair::side(side, cpu, &arguments.network)?;
-        command.args(["--transport", transport.name(), "--inline", &arguments.rdma.inline.to_string()]);
+    let command = |side: &str, role: Role| -> anyhow::Result<Command> {
+        let mut command = pair::side(side, role, cpus, &arguments.network)?;
+        command.args(["--transport", &name_of(transport), "--inline", &arguments.rdma.inline.to_string()]);
         if arguments.rdma.no_invalidation {
             command.arg("--no-invalidation");
         }
         command.arg("--socket").arg(socket);
         Ok(command)
     };
-    let mut server = command("serve", cpus[0])?;
+    let mut server = command("serve", Role::Server)?;
     server.arg("--once");
-    let mut client = command("run", cpus[1])?;
-    client.args([plan.test.name(), "--json", "-", "--depth", &plan.depth.to_string()]);
+    let mut client = command("run", Role::Client)?;
+    client.args([&name_of(plan.test), "--json", "-", "--depth", &plan.depth.to_string()]);
     client.args(["--server", &arguments.network.default_address(Role::Server).to_string()]);
-    client.args(["--size", &plan.size.to_string(), "--registration", arguments.options.registration.name()]);
-    match plan.amount {
-        Amount::Iterations(iterations) => client.args(["--iterations", &iterations.to_string()]),
-        Amount::Duration(duration) => client.args(["--duration", &format!("{}ns", duration.as_nanos())]),
-    };
+    client.args(["--size", &plan.size.to_string(), "--registration", &name_of(arguments.options.registration)]);
+    client.args(plan.amount.to_arguments());
     if plan.verify {
         client.arg("--verify");
     }
-    if let Some(file) = &arguments.network.pcap {
-        client.arg("--pcap").arg(file);
-    }
-    let text = pair::run(&mut server, &mut client, |_| Ok(()))?;
-    let mut reports: Vec<Report> = serde_json::from_str(&text).context("the client's result cannot be read")?;
+    let mut reports: Vec<Report> = pair::run(&mut server, &mut client, |_| Ok(()))?;
     reports.pop().context("the client has no result")
 }

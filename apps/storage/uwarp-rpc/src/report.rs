@@ -2,10 +2,10 @@
 
 use crate::cli::{Registration, Test, Transport};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
-use uwarp_app::output;
-use uwarp_app::pair::{CacheLine, Latency};
-use uwarp_app::units::{format_nanoseconds, format_size};
+use uwarp_app::cacheline::CacheLine;
+use uwarp_app::measure::Latency;
+use uwarp_app::output::{self, JsonFlag};
+use uwarp_app::units::{format_nanoseconds, format_size, name_of};
 
 /// CPU time of each side's process.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,11 +59,8 @@ pub struct Report {
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn publish(reports: &[Report], json: Option<&Path>) -> anyhow::Result<()> {
-    if json != Some(Path::new("-")) {
-        output::print(table(reports));
-    }
-    json.map_or(Ok(()), |path| output::write_json(path, &reports))
+pub fn publish(reports: &[Report], json: &JsonFlag) -> anyhow::Result<()> {
+    json.publish(table(reports), &reports)
 }
 
 fn table(reports: &[Report]) -> String {
@@ -87,8 +84,8 @@ fn table(reports: &[Report]) -> String {
     let both = |time: CpuTime, digits: usize| format!("{:.digits$} + {:.digits$}", time.client, time.server);
     for report in reports {
         table.add_row([
-            report.test.name().to_owned(),
-            report.transport.name().to_owned(),
+            name_of(report.test),
+            name_of(report.transport),
             report.device.clone(),
             format_size(report.size),
             report.depth.to_string(),
@@ -101,7 +98,7 @@ fn table(reports: &[Report]) -> String {
             both(report.cpu_us_per_call, 2),
             report.cpu_ms_per_mib.map_or_else(String::new, |time| both(time, 3)),
             report.verified.to_string(),
-            report.cacheline_ns.map_or_else(String::new, |line| format!("{:.0} → {:.0}", line.before, line.after)),
+            report.cacheline_ns.map_or_else(String::new, |line| line.to_string()),
         ]);
     }
     output::align_numbers(&mut table, 3);

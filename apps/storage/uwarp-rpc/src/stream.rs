@@ -4,8 +4,9 @@ use crate::program::{self, PROGRAM, SIZE_MAX, VERSION};
 use anyhow::{Context as _, bail};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uwarp::{Context, TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
+use uwarp_app::channel::connect_stream;
 use uwarp_app::{output, signals};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::requester::Call;
@@ -166,23 +167,7 @@ impl Client {
     /// # Errors
     /// Nobody answers within `patience`.
     pub fn connect(context: &Context, server: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
-        let start = Instant::now();
-        let mut stream = loop {
-            match TcpStream::connect_with(context, server, &options()) {
-                Ok(stream) => break stream,
-                Err(error) if start.elapsed() > patience || signals::interrupted() => {
-                    return Err(error).with_context(|| format!("cannot connect to {server}"));
-                }
-                Err(_) => {
-                    let pause = Instant::now();
-                    while pause.elapsed() < Duration::from_millis(50) {
-                        if !context.poll() {
-                            std::thread::sleep(Duration::from_millis(1));
-                        }
-                    }
-                }
-            }
-        };
+        let mut stream = connect_stream(context, server, &options(), patience)?;
         stream.set_nodelay(true);
         stream.set_read_timeout(Some(PATIENCE));
         stream.set_write_timeout(Some(PATIENCE));

@@ -4,11 +4,12 @@ use super::frames::{Geometry, HEADER, Header, Kind, parse};
 use super::server::{Mode, check, content, hello, send_message};
 use super::{Line, PATIENCE, null};
 use crate::cli::{Plan, Test};
-use crate::meter::{Bar, Goal, check_interrupted, round_trips};
 use crate::report::Report;
 use std::time::{Duration, Instant};
 use uwarp::Config;
-use uwarp_app::signals::at_once;
+use uwarp_app::measure::{Bar, round_trips};
+use uwarp_app::signals::{at_once, check_interrupted};
+use uwarp_app::units::name_of;
 use uwarp_app::{NetworkFlags, usage};
 
 /// Messages of a checked run, at most.
@@ -168,17 +169,14 @@ fn too_many(lost: u32) -> anyhow::Result<()> {
 
 fn latency(line: &mut Line, geometry: Geometry, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     let mut lost = 0;
-    let (mut samples, time) = round_trips(plan, |message| {
+    report.set_times(round_trips(&name_of(plan.test), plan.amount, |message| {
         let back = round_trip(line, geometry, message, |_, _| {}, |_, _| Ok(()))?;
         if !back {
             lost += 1;
             too_many(lost)?;
         }
         Ok(back)
-    })?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    })?);
     Ok(())
 }
 
@@ -189,17 +187,16 @@ fn bandwidth(
     report: &mut Report,
     mut fill: impl FnMut(u32, &mut [u8]),
 ) -> anyhow::Result<()> {
-    let mut bar = Bar::new(plan);
+    let mut bar = Bar::new(&name_of(plan.test), plan.amount);
     let begin = Instant::now();
     let mut message = 0_u64;
-    let total = Goal::of(plan.amount);
     loop {
         // At least two bursts between two readings of the clock.
         for _ in 0..(64 / geometry.count).max(1) {
             send_burst(line, geometry, message, &mut fill)?;
             message += 1;
         }
-        if total.reached(message, begin) {
+        if plan.amount.is_reached(message, || begin.elapsed()) {
             break;
         }
         check_interrupted()?;

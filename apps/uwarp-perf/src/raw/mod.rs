@@ -9,11 +9,11 @@ mod server;
 pub use client::run as client;
 pub use server::run as server;
 
-use crate::meter::check_interrupted;
 use frames::{Addresses, BROADCAST, Header};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use uwarp::Config;
+use uwarp_app::signals::check_interrupted;
 use uwarp_app::{NetworkFlags, usage};
 use uwarp_dpdk::{Eal, EalConfig, MAX_BURST, Mbuf, Offloads, Port, PortOptions, Queue, ThreadRegistration};
 

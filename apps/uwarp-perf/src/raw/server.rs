@@ -3,12 +3,11 @@
 use super::frames::{ETHERNET, Geometry, HEADER, Header, Kind, parse};
 use super::{Line, null};
 use crate::cli::SIZE_MAX;
-use crate::meter::check_interrupted;
 use crate::pattern::Pattern;
 use std::time::{Duration, Instant};
 use uwarp::Config;
 use uwarp_app::NetworkFlags;
-use uwarp_app::signals::at_once;
+use uwarp_app::signals::{at_once, check_interrupted};
 
 /// The client's request, and the counts since.
 struct Task {

@@ -4,10 +4,11 @@ use super::latency::Verdict;
 use super::session::{MARKER, Session, parse_receive_id};
 use super::wire::Control;
 use crate::cli::{Plan, Test};
-use crate::meter::{Bar, Goal};
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
 use uwarp::{Completion, CompletionOpcode, SendRequest, Sge};
+use uwarp_app::measure::{Amount, Bar};
+use uwarp_app::units::name_of;
 
 /// Requests of one post, at most.
 const CHUNK: usize = 32;
@@ -204,9 +205,8 @@ impl<'a> Pump<'a> {
     /// # Errors
     /// The connection is lost, or the last message is wrong.
     pub fn run(&mut self, plan: &Plan) -> anyhow::Result<(u64, Duration)> {
-        let warm_up = Goal::warm_up(plan.amount);
-        let goal = Goal::of(plan.amount);
-        let mut bar = Bar::new(plan);
+        let warm_up = plan.amount.warm_up();
+        let mut bar = Bar::new(&name_of(plan.test), plan.amount);
         let mut begin = Instant::now();
         let mut warm = false;
         // Nothing is under way yet: messages posted in a checked run have completed.
@@ -215,7 +215,7 @@ impl<'a> Pump<'a> {
         let mut before = posted;
         let mut rounds = 0_u32;
         loop {
-            let limit = if warm { goal } else { warm_up };
+            let limit = if warm { plan.amount } else { warm_up };
             for index in 0..self.session.layout.qps {
                 let room = self.room(index)?;
                 // Whole chunks while much is left, the remainder at the end.
@@ -228,8 +228,8 @@ impl<'a> Pump<'a> {
             self.reap()?;
             rounds += 1;
             // The clock is read occasionally, as it costs about as much as a small message.
-            let look = rounds.is_multiple_of(16) || matches!(limit, Goal::Messages(_));
-            if !look || !limit.reached(posted - before, begin) {
+            let look = rounds.is_multiple_of(16) || matches!(limit, Amount::Iterations(_));
+            if !look || !limit.is_reached(posted - before, || begin.elapsed()) {
                 if rounds.is_multiple_of(1 << 14) && warm {
                     bar.show(posted - before, begin);
                 }

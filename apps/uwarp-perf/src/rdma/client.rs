@@ -6,15 +6,16 @@ use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session, allow_queue_pairs};
 use super::wire::{Control, Request, data_to_octets, memory_from_octets, mismatch};
 use crate::cli::{Plan, Test};
-use crate::meter::{Goal, check_interrupted, round_trips};
 use crate::report::Report;
-use crate::samples::Samples;
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uwarp::{Completion, Config, ConnectOptions};
 use uwarp_app::NetworkFlags;
 use uwarp_app::channel::{Channel, connect};
+use uwarp_app::measure::{Samples, Timed, round_trips};
+use uwarp_app::signals::check_interrupted;
+use uwarp_app::units::name_of;
 
 /// Octets of a checked run on each queue pair, approximately.
 const VERIFIED_OCTETS: u64 = 2 << 20;
@@ -126,11 +127,9 @@ fn ping_pong(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow:
         end(session)?;
     }
     begin(session, 0)?;
-    let (mut samples, time) = round_trips(plan, |_| once(session, false).map(|()| true))?;
+    let timed = round_trips(&name_of(plan.test), plan.amount, |_| once(session, false).map(|()| true))?;
     end(session)?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    report.set_times(timed);
     // The last message of the timed run cannot be checked, so one more per queue pair is sent.
     let qps = u64::from(plan.qps);
     begin(session, qps)?;
@@ -143,11 +142,9 @@ fn ping_pong(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow:
 fn read_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     check(session, plan, report)?;
     begin(session, 0)?;
-    let (mut samples, time) = round_trips(plan, |number| read(session, number).map(|()| true))?;
+    let timed = round_trips(&name_of(plan.test), plan.amount, |number| read(session, number).map(|()| true))?;
     end(session)?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    report.set_times(timed);
     begin(session, 1)?;
     Pump::new(session, Operation::Read, plan.depth)?.check(1)?;
     Ok(())
@@ -156,11 +153,10 @@ fn read_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyh
 fn atomic_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     begin(session, 0)?;
     let mut found = vec![None; plan.qps as usize];
-    let (mut samples, time) = round_trips(plan, |number| fetch_add(session, number, &mut found).map(|()| true))?;
+    let timed =
+        round_trips(&name_of(plan.test), plan.amount, |number| fetch_add(session, number, &mut found).map(|()| true))?;
     end(session)?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    report.set_times(timed);
     // Each was checked against the one before it.
     report.verified = if plan.verify { report.iterations } else { 0 };
     Ok(())
@@ -169,11 +165,11 @@ fn atomic_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> an
 fn immediate_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     begin(session, 0)?;
     let mut used: Used = None;
-    let (mut samples, time) = round_trips(plan, |number| ask_by_immediate(session, number, &mut used).map(|()| true))?;
+    let timed = round_trips(&name_of(plan.test), plan.amount, |number| {
+        ask_by_immediate(session, number, &mut used).map(|()| true)
+    })?;
     end(session)?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    report.set_times(timed);
     // Each answer was compared with its question.
     report.verified = if plan.verify { report.iterations } else { 0 };
     Ok(())
@@ -190,11 +186,10 @@ fn commit_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> an
         end(session)?;
     }
     begin(session, 0)?;
-    let (mut samples, time) = round_trips(plan, |number| write_commit(session, number, false).map(|()| true))?;
+    let timed =
+        round_trips(&name_of(plan.test), plan.amount, |number| write_commit(session, number, false).map(|()| true))?;
     end(session)?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = samples.len();
-    report.seconds = time.as_secs_f64();
+    report.set_times(timed);
     Ok(())
 }
 
@@ -203,32 +198,25 @@ fn commit_latency(session: &mut Session, plan: &Plan, report: &mut Report) -> an
 fn connect_rate(session: &mut Session, plan: &Plan, server: SocketAddr, report: &mut Report) -> anyhow::Result<()> {
     begin(session, 0)?;
     let mut samples = Samples::new()?;
-    let warm_up = Goal::warm_up(plan.amount);
+    let warm_up = plan.amount.warm_up();
     let begun = Instant::now();
     let mut made = 0;
-    while !warm_up.reached(made, begun) {
+    while !warm_up.is_reached(made, || begun.elapsed()) {
         connect_once(session, server, made)?;
         made += 1;
     }
-    let goal = Goal::of(plan.amount);
     let begun = Instant::now();
-    let mut timed = 0;
-    while !goal.reached(timed, begun) {
+    while !plan.amount.is_reached(samples.count(), || begun.elapsed()) {
         check_interrupted()?;
-        let time = connect_once(session, server, made + timed)?;
-        if samples.push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)) {
-            samples.flush();
-        }
-        timed += 1;
+        let _ = samples.push(connect_once(session, server, made + samples.count())?);
     }
-    let time = begun.elapsed();
+    let seconds = begun.elapsed().as_secs_f64();
     end(session)?;
-    report.latency_ns = Some(samples.latency());
-    report.iterations = timed;
-    report.seconds = time.as_secs_f64();
-    report.connections_per_s = Some(timed as f64 / time.as_secs_f64());
+    let count = samples.count();
+    report.set_times(Timed { latency: samples.latency(), count, seconds });
+    report.connections_per_s = Some(count as f64 / seconds);
     // An established connection was answered by the right server, with the right seed.
-    report.verified = if plan.verify { timed } else { 0 };
+    report.verified = if plan.verify { count } else { 0 };
     Ok(())
 }
 

@@ -6,15 +6,15 @@ use super::layout::Layout;
 use super::session::{CONTROL, FEATURES, PATIENCE, Session, allow_queue_pairs};
 use super::wire::{Control, Request, data_from_octets, memory_to_octets, mismatch};
 use crate::cli::{QPS_MAX, ServeArguments, Test};
-use crate::meter::check_interrupted;
 use anyhow::{Context as _, bail};
 use std::time::{Duration, Instant};
 use uwarp::{
     AcceptOptions, Completion, Config, ConnectRequest, Context, ListenOptions, Listener, QueuePair, QueuePairState,
 };
 use uwarp_app::channel::Channel;
-use uwarp_app::pair::is_side;
-use uwarp_app::{output, signals};
+use uwarp_app::output;
+use uwarp_app::side::is_side;
+use uwarp_app::signals::{check_interrupted, interrupted};
 
 /// Memory that a client may request, in octets.
 const MEMORY_MAX: u64 = 16 << 30;
@@ -32,7 +32,7 @@ pub fn run(mut config: Config, arguments: &ServeArguments) -> anyhow::Result<()>
         output::complain(format_args!("waiting for clients on {}", context.socket_address(arguments.port)));
     }
     loop {
-        if signals::interrupted() {
+        if interrupted() {
             return Ok(());
         }
         let Some(request) = listener.next(Duration::from_millis(200))? else {
@@ -44,7 +44,7 @@ pub fn run(mut config: Config, arguments: &ServeArguments) -> anyhow::Result<()>
             return result;
         }
         if let Err(error) = result
-            && !signals::interrupted()
+            && !interrupted()
         {
             output::complain(format_args!("uwarp-perf: client {peer}: {error:#}"));
         }

@@ -2,7 +2,6 @@
 
 use super::layout::Layout;
 use super::wire::{Control, Remote};
-use crate::meter::check_interrupted;
 use crate::pattern::Pattern;
 use anyhow::{Context as _, bail};
 use std::fs::File;
@@ -13,6 +12,7 @@ use uwarp::{
     SendRequest, Sge, Status,
 };
 use uwarp_app::channel::{Channel, Event, Shape, why_disconnected};
+use uwarp_app::signals::check_interrupted;
 
 /// Longest silence of the other side.
 pub const PATIENCE: Duration = Duration::from_secs(15);
