@@ -1,7 +1,8 @@
 //! The client: advertises its text, then the memory for the answer.
 
 use crate::advert::Advert;
-use crate::{Options, SHAPE, text};
+use crate::options::{Options, SHAPE};
+use crate::text;
 use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -4,15 +4,16 @@
 
 mod advert;
 mod client;
+mod options;
 mod server;
 mod text;
 
 use clap::{Args, Parser, Subcommand};
+use options::Options;
 use std::process::ExitCode;
 use std::time::Duration;
 use uwarp::ReadyToReceiveKinds;
 use uwarp::config::EngineMode;
-use uwarp_app::channel::Shape;
 use uwarp_app::units::{parse_duration, parse_size};
 use uwarp_app::{NetworkFlags, Role, ServerFlag, signals, usage};
 
@@ -126,25 +127,6 @@ impl Indication {
         }
     }
 }
-
-/// What a ping is like, on both sides.
-pub struct Options {
-    /// The server's port.
-    pub port: u16,
-    /// Rounds; 0 has no end.
-    pub rounds: u64,
-    /// Octets of the text.
-    pub size: usize,
-    /// Check what comes back.
-    pub verify: bool,
-    /// Print the text.
-    pub verbose: bool,
-    /// Ask for markers.
-    pub markers: bool,
-}
-
-/// rping keeps one receive and one Send posted; more are harmless.
-pub const SHAPE: Shape = Shape { message: advert::LEN, messages: 4, work: 4 };
 
 fn main() -> ExitCode {
     uwarp_app::run::<Arguments>(|arguments| {

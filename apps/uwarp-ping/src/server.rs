@@ -1,7 +1,8 @@
 //! The server: reads the client's text, then writes it back.
 
 use crate::advert::Advert;
-use crate::{Options, SHAPE, text};
+use crate::options::{Options, SHAPE};
+use crate::text;
 use anyhow::{Context as _, bail};
 use std::time::Duration;
 use uwarp::{AcceptOptions, Access, ConnectRequest, Context, ListenOptions, MemoryRegion, SendRequest};

@@ -11,12 +11,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use uwarp_nfs::call::Call;
 use uwarp_nfs::directory::procedures::{TRANSFER_MAX, rest};
 use uwarp_nfs::directory::{Directory, DirectoryOptions, HANDLE_LEN};
 use uwarp_nfs::metrics::Metrics;
 use uwarp_nfs::programs::{Mounts, PortMapper};
 use uwarp_nfs::records::{Records, record};
-use uwarp_nfs::service::{Call, Programs};
+use uwarp_nfs::service::Programs;
 use uwarp_nfs::stream::{Refusal, StreamCall};
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::{self, Nfs3};
@@ -218,7 +219,7 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uwarp_nfs::directory::procedures::NAMES;
+    use uwarp_nfs::directory::number::NAMES;
 
     /// The handles in the corpus resolve to the intended objects: otherwise the fuzzer would start with refusals.
     #[test]

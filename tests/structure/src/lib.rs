@@ -1,4 +1,4 @@
-//! Counts of the sources of `stack/`: sizes of files, fields of structs, files that import each other in a circle,
+//! Counts of the sources: files that import each other in a circle; in `stack/` also sizes of files, fields of structs,
 //! rooms of the engine that import those above them, and functions of it that take most of its state, or many
 //! parameters.
 
@@ -19,7 +19,7 @@ pub const LINES: usize = 700;
 /// Most fields of a struct.
 pub const FIELDS: usize = 16;
 
-/// What is over its limit, by its name: `lines FILE`, `fields FILE STRUCT`, `circle CRATE`, `parts ROOM`, `upward FILE
+/// What is over its limit, by its name: `lines FILE`, `fields FILE STRUCT`, `circle ROOT`, `parts ROOM`, `upward FILE
 /// ROOM`, `parameters CRATE`.
 pub type Counts = BTreeMap<String, usize>;
 
@@ -97,7 +97,16 @@ pub fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Counts what is over a limit in the crates of `root/stack`.
+/// Counts the files on circles of imports in a crate with this root file, in which all sources are.
+fn count_circles(root: &Path, file: &Path, sources: &[Source], counts: &mut Counts) {
+    let circle = imports::in_circles(sources);
+    if circle > 0 {
+        let file = file.strip_prefix(root).expect("below the root").display();
+        counts.insert(format!("circle {file}"), circle);
+    }
+}
+
+/// Counts what is over a limit in the crates of `root/stack` and `root/apps`.
 ///
 /// # Panics
 /// If a source cannot be read or is no Rust.
@@ -107,7 +116,9 @@ pub fn count(root: &Path) -> Counts {
     for folder in crates.map(|entry| entry.expect("an entry").path()) {
         let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
         let mut sources = Vec::new();
-        read(folder.join("src/lib.rs"), Vec::new(), &mut sources);
+        let file = folder.join("src/lib.rs");
+        read(file.clone(), Vec::new(), &mut sources);
+        count_circles(root, &file, &sources, &mut counts);
         for source in &sources {
             let file = source.file.strip_prefix(root).expect("below the root").display();
             let lines = source.text.lines().count();
@@ -120,10 +131,6 @@ pub fn count(root: &Path) -> Counts {
                 counts.insert(format!("fields {file} {name}"), fields);
             }
         }
-        let circle = imports::in_circles(&sources);
-        if circle > 0 {
-            counts.insert(format!("circle stack/{name}"), circle);
-        }
         if name == "engine" {
             let wide = rooms::too_wide(&sources).into_iter();
             counts.extend(wide.map(|(room, count)| (format!("parts stack/engine/src/{room}"), count)));
@@ -132,6 +139,16 @@ pub fn count(root: &Path) -> Counts {
             let upward = rooms::upward(&sources, &rooms::order(&page)).into_iter();
             counts.extend(upward.map(|(name, count)| (format!("upward stack/engine/src/{name}"), count)));
         }
+    }
+    let mut apps = Vec::new();
+    sources(&root.join("apps"), &mut apps);
+    let is_root = |file: &&PathBuf| {
+        ["lib.rs", "main.rs"].iter().any(|name| file.ends_with(name)) && !file.iter().any(|part| part == "tests")
+    };
+    for file in apps.iter().filter(is_root) {
+        let mut sources = Vec::new();
+        read(file.clone(), Vec::new(), &mut sources);
+        count_circles(root, file, &sources, &mut counts);
     }
     counts
 }

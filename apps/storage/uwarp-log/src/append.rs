@@ -1,8 +1,9 @@
 //! The writing side.
 
-use crate::AppendOptions;
-use crate::link::{Driver, Place};
+use crate::link::{Driver, PORT, Place};
+use crate::secret::SecretFlag;
 use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,7 +13,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 use uwarp::config::EngineMode;
 use uwarp_app::output::{self, JsonFlag};
-use uwarp_app::{Confinement, NetworkFlags, Role, signals, usage};
+use uwarp_app::units::parse_duration;
+use uwarp_app::{ConfineFlags, Confinement, NetworkFlags, Role, signals, usage};
 use uwarp_log::record::MAX_PAYLOAD;
 use uwarp_log::writer::{AppendError, Options};
 
@@ -20,6 +22,29 @@ use uwarp_log::writer::{AppendError, Options};
 const AHEAD: usize = 1024;
 /// How long the remaining copies may take at the end, once most copies are complete.
 const SETTLE: Duration = Duration::from_secs(2);
+
+/// How to append.
+#[derive(Args, Clone, Debug)]
+pub struct AppendOptions {
+    /// When the log is full, drop the oldest segment (otherwise this is an error)
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Wake the targets' programs with each record, by Immediate Data
+    #[arg(long)]
+    pub notify: bool,
+    /// How long most targets may be away
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    pub patience: Duration,
+    /// Wait for all targets in the end, not for most of them only
+    #[arg(long)]
+    pub all: bool,
+    /// What the targets have to know.
+    #[command(flatten)]
+    pub secret: SecretFlag,
+    /// Whether this process keeps to the files that it needs.
+    #[command(flatten)]
+    pub confine: ConfineFlags,
+}
 
 /// The result of an append.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,12 +69,12 @@ pub struct Outcome {
 /// The number of targets is neither one nor three, or a name is not a target.
 pub fn places(network: &NetworkFlags, targets: &[String]) -> anyhow::Result<Vec<Place>> {
     if targets.is_empty() {
-        return Ok(vec![Place::Address((network.default_address(Role::Server), crate::PORT).into())]);
+        return Ok(vec![Place::Address((network.default_address(Role::Server), PORT).into())]);
     }
     if targets.len() != 1 && targets.len() != 3 {
         return Err(usage(format!("a log has one target or three: {} were named", targets.len())));
     }
-    targets.iter().map(|text| Place::parse(text, crate::PORT)).collect()
+    targets.iter().map(|text| Place::parse(text, PORT)).collect()
 }
 
 /// Lines of a file or of standard input, read by a thread: the engines must turn while no line arrives.

@@ -1,7 +1,7 @@
 //! The time of a durable append in several ways, beside a local write and sync: on an idle machine, and on one whose
 //! other CPU polls, as the client does in the other measurements.
 
-use crate::link::FEATURES;
+use crate::link::{FEATURES, PORT};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -389,7 +389,7 @@ impl End {
 fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
     let size = arguments.size as usize;
     let domain = context.allocate_domain();
-    let mut listener = context.listen(crate::PORT, ListenOptions::default())?;
+    let mut listener = context.listen(PORT, ListenOptions::default())?;
     let mut end = End::new(context, &domain, size + REQUEST)?;
     // Written by the client, or by this side.
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -453,7 +453,7 @@ fn client(
     let options = ConnectOptions::default().features(FEATURES);
     let (mut end, established) = uwarp_app::channel::connect(
         context,
-        (server, crate::PORT).into(),
+        (server, PORT).into(),
         &options,
         PATIENCE,
         || End::new(context, &domain, size + REQUEST),

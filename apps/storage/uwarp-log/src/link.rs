@@ -18,6 +18,8 @@ use uwarp_log::auth::{Secret, greeting};
 use uwarp_log::message::{MAX_MESSAGE, ToClient, Window};
 use uwarp_log::writer::{Action, COMMIT_REGIONS, Options, Writer};
 
+/// Port that targets listen on unless told otherwise.
+pub const PORT: u16 = 20_060;
 /// What both sides have to agree on.
 pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
 /// Messages, and the target's receives for Immediate Data of records under way.
@@ -310,7 +312,7 @@ impl Driver {
             Place::Socket(path) => {
                 let server =
                     if self.network.ipv6 { self.network.default_address(Role::Server) } else { SERVER_ADDRESS.into() };
-                ((server, crate::PORT).into(), Some(path.clone()))
+                ((server, PORT).into(), Some(path.clone()))
             }
         };
         if self.links[target].context.is_none() {

@@ -12,7 +12,10 @@ mod proving;
 mod secret;
 mod serve;
 
+use append::AppendOptions;
 use clap::{Args, Parser, Subcommand};
+use link::PORT;
+use pair::PairArguments;
 use secret::SecretFlag;
 use serde::Serialize;
 use std::fs::File;
@@ -20,13 +23,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use uwarp::config::EngineMode;
 use uwarp_app::output::{self, JsonFlag};
-use uwarp_app::units::{parse_count, parse_duration, parse_size};
+use uwarp_app::units::parse_size;
 use uwarp_app::{AllowFlags, ConfineFlags, NetworkFlags, Role, signals, usage};
 use uwarp_log::layout::Geometry;
 use uwarp_log::record::{Kind, Record};
-
-/// Port that targets listen on unless told otherwise.
-pub const PORT: u16 = 20_060;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -109,29 +109,6 @@ struct ServeArguments {
     confine: ConfineFlags,
 }
 
-/// How to append.
-#[derive(Args, Clone, Debug)]
-pub struct AppendOptions {
-    /// When the log is full, drop the oldest segment (otherwise this is an error)
-    #[arg(long)]
-    pub overwrite: bool,
-    /// Wake the targets' programs with each record, by Immediate Data
-    #[arg(long)]
-    pub notify: bool,
-    /// How long most targets may be away
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
-    pub patience: std::time::Duration,
-    /// Wait for all targets in the end, not for most of them only
-    #[arg(long)]
-    pub all: bool,
-    /// What the targets have to know.
-    #[command(flatten)]
-    pub secret: SecretFlag,
-    /// Whether this process keeps to the files that it needs.
-    #[command(flatten)]
-    pub confine: ConfineFlags,
-}
-
 #[derive(Args, Debug)]
 struct AppendArguments {
     /// File with the lines [default: standard input]
@@ -158,25 +135,6 @@ struct ReadArguments {
     /// Write records (in hexadecimal) and summary to this file, or - for standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-/// What a pair does.
-#[derive(Args, Debug)]
-pub struct PairArguments {
-    /// Targets: 1 or 3
-    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
-    targets: u8,
-    /// Records
-    #[arg(long, value_name = "NUMBER", value_parser = parse_count, default_value = "1000")]
-    iterations: u64,
-    /// Octets of each
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "100")]
-    size: u64,
-    /// Directory for the files [default: a temporary one]
-    #[arg(long, value_name = "DIRECTORY")]
-    directory: Option<PathBuf>,
-    #[command(flatten)]
-    json: JsonFlag,
 }
 
 fn parse_segment(text: &str) -> Result<u32, String> {

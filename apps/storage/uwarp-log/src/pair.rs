@@ -1,19 +1,41 @@
 //! `pair`: targets and a writer as processes of their own, over virtio, and a check of the files at the end.
 
 use crate::append::Outcome;
+use crate::file;
 use crate::secret::challenge;
-use crate::{PairArguments, file};
 use anyhow::{Context as _, bail};
+use clap::Args;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use uwarp_app::outcome::of_child;
+use uwarp_app::output::JsonFlag;
 use uwarp_app::pair::{self, Folder, Side};
 use uwarp_app::side::ends_with_this;
+use uwarp_app::units::{parse_count, parse_size};
 use uwarp_app::{NetworkFlags, usage};
 use uwarp_log::record::{Kind, MAX_PAYLOAD};
+
+/// What a pair does.
+#[derive(Args, Debug)]
+pub struct PairArguments {
+    /// Targets: 1 or 3
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
+    targets: u8,
+    /// Records
+    #[arg(long, value_name = "NUMBER", value_parser = parse_count, default_value = "1000")]
+    iterations: u64,
+    /// Octets of each
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "100")]
+    size: u64,
+    /// Directory for the files [default: a temporary one]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonFlag,
+}
 
 /// Runs it.
 ///

@@ -14,7 +14,7 @@ mod peer;
 mod recovery;
 mod shrink;
 
-use crate::layout::{Entry, First, Geometry, HEAD, Piece, START};
+use crate::layout::{First, Geometry, HEAD, Piece, START};
 use crate::message::{ToClient, ToTarget};
 use crate::record::{self, Kind, MAX_PAYLOAD, Tail};
 use peer::{Op, Peer, Stage};
@@ -610,6 +610,3 @@ impl Writer {
 fn alike(one: &Geometry, other: &Geometry) -> bool {
     one.segment == other.segment
 }
-
-/// The slot of a segment, and its entry in the table.
-type Place = (u32, Entry);

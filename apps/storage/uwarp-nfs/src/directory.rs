@@ -1,8 +1,9 @@
 //! A directory of this machine as an NFS version 3 file system (RFC 1813).
 //!
 //! - [`caller`]: who calls, and how the kernel checks what they may do.
-//! - [`procedures`]: the procedures of the program.
-//! - `object`, `index`, `search`: open objects, the names of others, and the search for objects without a known name.
+//! - [`procedures`], [`number`]: the procedures of the program.
+//! - `object`, `index`, `search`, `sought`: open objects, the names of others, and the search for objects without a
+//!   known name.
 //! - `listing`, `attributes`, `stability`: READDIR, the attributes of an object, and what must be synced.
 //!
 //! An object is reached from the root by its names, one at a time, and never through a symbolic link or into another
@@ -13,9 +14,11 @@ mod attributes;
 pub mod caller;
 mod index;
 mod listing;
+pub mod number;
 mod object;
 pub mod procedures;
 mod search;
+mod sought;
 mod stability;
 
 pub use index::Key;
@@ -29,7 +32,7 @@ use nfs3_types::xdr_codec::Opaque;
 use object::{Object, Open};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
-use search::{RENAME_LOOKS, Search};
+use sought::Search;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -94,6 +97,9 @@ pub struct Directory {
     #[cfg(test)]
     synced: Mutex<Vec<u64>>,
 }
+
+/// How often to retry the lookup of an object that is being renamed.
+const RENAME_LOOKS: u32 = 3;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each change to the data behind these locks is a single step.

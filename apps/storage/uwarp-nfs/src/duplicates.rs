@@ -1,7 +1,7 @@
 //! The duplicate request cache. A client that loses its connection sends the calls without a reply once more, with the
 //! same XIDs. A call that changes something is executed once, and its reply is kept for repetitions.
 
-use crate::service::Call;
+use crate::call::Call;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};

@@ -2,7 +2,8 @@
 
 use crate::backend::{Backend, Last, Word};
 use crate::clients::Idle;
-use crate::directory::procedures::{TRANSFER_MAX, number};
+use crate::directory::number;
+use crate::directory::procedures::TRANSFER_MAX;
 use crate::metrics::Metrics;
 use crate::records::record;
 use crate::stream::CALLS_MAX;

@@ -4,13 +4,14 @@
 //! The gateway passes them to a server as records on a TCP stream, and passes back its replies. It leaves the RPC layer
 //! unchanged: XIDs, credentials of any flavor, verifiers.
 //!
-//! - [`server`]: connections over RDMA and TCP; [`service`] executes their calls, each once ([`duplicates`]).
+//! - [`server`]: connections over RDMA and TCP; [`service`] executes each [`call`] from them once ([`duplicates`]).
 //! - [`directory`]: NFS on a directory. [`programs`]: MOUNT and the port mapper.
 //! - [`gateways`], [`gateway`], [`backend`], [`relay`]: the gateway.
 //! - [`clients`]: which clients are served. [`records`], [`stream`]: RPC over TCP. [`metrics`]: counters.
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod call;
 pub mod clients;
 mod connecting;
 mod descriptors;

@@ -1,6 +1,6 @@
 //! Counters of a server, in the text format of Prometheus.
 
-use crate::directory::procedures::NAMES;
+use crate::directory::number::NAMES;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,13 +1,15 @@
 //! The NFS server of a directory: connections over RDMA and over TCP, and the service behind them.
 
+use crate::call::Call;
 use crate::clients::{ClientRules, Idle};
 use crate::descriptors::explained;
 use crate::directory::Directory;
-use crate::directory::procedures::{TRANSFER_MAX, number};
+use crate::directory::number;
+use crate::directory::procedures::TRANSFER_MAX;
 use crate::metrics::Metrics;
 use crate::programs::{MOUNT, MOUNT_VERSION, Mounts, PORT_MAPPER, PORT_MAPPER_HIGH, PORT_MAPPER_LOW};
 use crate::programs::{PortMapper, Registration};
-use crate::service::{Call, Finished, Programs, Service};
+use crate::service::{Finished, Programs, Service};
 use crate::stream::StreamClient;
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,23 +1,22 @@
 //! Passes calls through the programs. A duplicate waits for the first call; all others go to threads that may wait for
 //! the disk.
 
+use crate::call::Call;
 use crate::directory::Directory;
 use crate::directory::caller::Caller;
-use crate::directory::procedures;
+use crate::directory::{number, procedures};
 use crate::duplicates::{Duplicates, Identity, Verdict};
 use crate::metrics::Metrics;
 use crate::programs::{MOUNT, MOUNT_VERSION, Mounts, PORT_MAPPER, PORT_MAPPER_HIGH, PORT_MAPPER_LOW, PortMapper};
-use crate::stream::StreamCall;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uwarp_rpcrdma::nfs3;
 use uwarp_rpcrdma::responder::Answer;
-use uwarp_rpcrdma::rpc::{OwnedAuth, Status};
+use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::Part;
 
 /// The only version of NFS here.
@@ -25,35 +24,6 @@ const NFS_VERSION: u32 = 3;
 
 /// How often the directory closes the files that were not written since the last time.
 const UNUSED: Duration = Duration::from_secs(2);
-
-/// A call, from either transport.
-#[derive(Debug)]
-pub struct Call {
-    /// The sender. Over RDMA the port is 0, because a client that reconnects uses another one.
-    pub client: SocketAddr,
-    /// Its number.
-    pub xid: u32,
-    /// The program.
-    pub program: u32,
-    /// Its version.
-    pub version: u32,
-    /// The procedure.
-    pub procedure: u32,
-    /// Who calls.
-    pub credential: OwnedAuth,
-    /// The arguments; those of NFS as its binding splits them.
-    pub arguments: Vec<Part>,
-    /// Memory for the data of a READ.
-    pub room: Vec<u8>,
-}
-
-impl Call {
-    /// A call that arrived over TCP from this client.
-    pub fn of_stream(call: StreamCall, client: SocketAddr) -> Self {
-        let StreamCall { xid, program, version, procedure, credential, arguments } = call;
-        Self { client, xid, program, version, procedure, credential, arguments, room: Vec::new() }
-    }
-}
 
 /// The state that the threads share.
 #[derive(Debug)]
@@ -93,7 +63,7 @@ impl Programs {
 
     fn nfs(&self, call: &mut Call) -> Answer {
         // Every client may ask whether the program exists.
-        if call.procedure == procedures::number::NULL {
+        if call.procedure == number::NULL {
             return Answer::success(Vec::new());
         }
         let squash = self.directory.options().squash_root;
@@ -202,7 +172,7 @@ impl<T> Service<T> {
     /// Accepts a call. [`poll`](Self::poll) returns its reply.
     pub fn submit(&mut self, call: Call, to: T) {
         let is_nfs = (call.program, call.version) == (nfs3::PROGRAM, NFS_VERSION);
-        let changes = is_nfs && procedures::changes(call.procedure);
+        let changes = is_nfs && number::changes(call.procedure);
         let identity = changes.then(|| self.duplicates.identify(&call));
         let to = match identity {
             None => to,

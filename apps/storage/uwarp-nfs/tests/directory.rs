@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use user::*;
 use uwarp_nfs::directory::DirectoryOptions;
-use uwarp_nfs::directory::procedures::{self, number};
+use uwarp_nfs::directory::{number, procedures};
 use uwarp_nfs::service::Service;
 use uwarp_rpcrdma::rpc::{OwnedAuth, Status};
 use uwarp_vdev_tests::disk::{self, Disk, Trouble};
@@ -580,7 +580,7 @@ fn a_caller_has_nothing_of_the_one_before() {
         };
         let refused = nfsstat3::NFS3ERR_ACCES as u32;
         let lookup = packed(&LOOKUP3args { what: at(&own, "three") });
-        let name = procedures::NAMES[procedure as usize];
+        let name = number::NAMES[procedure as usize];
         assert_eq!(call(&other, number::LOOKUP, &lookup), refused);
         assert_eq!(call(&other, procedure, &arguments), refused, "{name}");
         assert_eq!(call(&owner, procedure, &arguments), 0, "{name}");

@@ -3,7 +3,7 @@
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::{checksum, ethernet, ipv4, ipv6, tcp};
 
-use super::DropReason;
+use super::counters::DropReason;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

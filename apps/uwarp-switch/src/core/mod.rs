@@ -1,8 +1,10 @@
 //! What the switch knows and decides, without any I/O: who owns which TCP port, and what becomes of a frame.
 
 mod addresses;
+mod counters;
 mod flows;
 mod frame;
+mod outside;
 mod ports;
 mod replies;
 mod switch;
@@ -10,9 +12,11 @@ mod switch;
 mod tests;
 
 pub use addresses::{ForeignAddress, MAX_ADDRESSES};
+pub use counters::{Counters, DropReason};
 pub(crate) use frame::complete_checksum;
+pub use outside::Probe;
 pub use ports::{BLOCK, EPHEMERAL, MAX_CLIENTS, MAX_RESERVED, PortTable, ReserveError};
-pub use switch::{Counters, DropReason, Probe, Switch, Verdict};
+pub use switch::{Switch, Verdict};
 
 /// The places of all clients, and that of the uplink.
 pub const PLACES: usize = MAX_CLIENTS + 1;

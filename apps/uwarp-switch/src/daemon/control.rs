@@ -23,7 +23,8 @@ use uwarp_dpdk::{Eal, truncation};
 
 use super::Options;
 use super::addresses::HostAddresses;
-use super::device::{self, Device};
+use super::device::Device;
+use super::eal;
 use super::listener::Listener;
 use super::pump::Pump;
 use super::shares::{self, Users};
@@ -114,7 +115,7 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
     let mac = own_mac();
     let switch = Switch::new(mac, options.mtu, &plain(&addresses))
         .map_err(|error| usage(format!("{} cannot be an address of clients, or is one too many", error.0)))?;
-    let eal = device::start(options.mtu, options.uplink.as_ref())?;
+    let eal = eal::start(options.mtu, options.uplink.as_ref())?;
     truncation::survive().context("bus errors cannot be caught")?;
     guard::start(&listener.devices()).context("the devices' sockets cannot be guarded")?;
     let watchdog = Watchdog::start()?;

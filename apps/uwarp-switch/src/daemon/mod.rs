@@ -6,6 +6,7 @@
 mod addresses;
 mod control;
 mod device;
+mod eal;
 mod listener;
 mod pump;
 mod shares;

@@ -1,10 +1,12 @@
 //! A writer's knowledge of one target.
 
-use super::Place;
 use crate::layout::{Entry, First, Geometry, Table};
 use crate::record::{Found, Tail};
 use std::collections::VecDeque;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The slot of a segment, and its entry in the table.
+type Place = (u32, Entry);
 
 /// Where a target is.
 #[derive(Debug, Default)]

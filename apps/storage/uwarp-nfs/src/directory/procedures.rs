@@ -9,7 +9,7 @@ use super::attributes::{after, attributes, of_errno};
 use super::caller::Caller;
 use super::listing::{Question, pack_into};
 use super::object::Object;
-use super::{Directory, become_server};
+use super::{Directory, become_server, number};
 use nfs3_types::nfs3::{
     self, ACCESS3resok, FSINFO3resok, FSSTAT3resok, LOOKUP3resok, Nfs3Option, PATHCONF3resok, nfsstat3, nfstime3,
     post_op_attr,
@@ -23,68 +23,10 @@ use uwarp_rpcrdma::rpc::Status;
 use uwarp_rpcrdma::walk::Part;
 use uwarp_rpcrdma::xdr::{Reader, XdrError, put_u32};
 
-/// Numbers of the procedures.
-pub mod number {
-    #![allow(missing_docs)]
-    pub const NULL: u32 = 0;
-    pub const GETATTR: u32 = 1;
-    pub const SETATTR: u32 = 2;
-    pub const LOOKUP: u32 = 3;
-    pub const ACCESS: u32 = 4;
-    pub const READLINK: u32 = 5;
-    pub const READ: u32 = 6;
-    pub const WRITE: u32 = 7;
-    pub const CREATE: u32 = 8;
-    pub const MKDIR: u32 = 9;
-    pub const SYMLINK: u32 = 10;
-    pub const MKNOD: u32 = 11;
-    pub const REMOVE: u32 = 12;
-    pub const RMDIR: u32 = 13;
-    pub const RENAME: u32 = 14;
-    pub const LINK: u32 = 15;
-    pub const READDIR: u32 = 16;
-    pub const READDIRPLUS: u32 = 17;
-    pub const FSSTAT: u32 = 18;
-    pub const FSINFO: u32 = 19;
-    pub const PATHCONF: u32 = 20;
-    pub const COMMIT: u32 = 21;
-}
-
-/// Names of the procedures, by number.
-pub const NAMES: [&str; 22] = [
-    "null",
-    "getattr",
-    "setattr",
-    "lookup",
-    "access",
-    "readlink",
-    "read",
-    "write",
-    "create",
-    "mkdir",
-    "symlink",
-    "mknod",
-    "remove",
-    "rmdir",
-    "rename",
-    "link",
-    "readdir",
-    "readdirplus",
-    "fsstat",
-    "fsinfo",
-    "pathconf",
-    "commit",
-];
-
 /// Most octets of a READ or a WRITE.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 /// Octets of a directory that clients should request at once.
 const LISTING: u32 = 64 << 10;
-
-/// Whether a procedure changes something and must not be executed twice for one call: its reply is cached.
-pub fn changes(procedure: u32) -> bool {
-    matches!(procedure, number::SETATTR | number::WRITE..=number::LINK)
-}
 
 /// Why a procedure has no results of the usual kind.
 enum Refusal {

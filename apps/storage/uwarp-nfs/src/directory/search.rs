@@ -7,12 +7,12 @@ use super::attributes::of_errno;
 use super::index::Key;
 use super::listing;
 use super::object::{Object, key_of};
-use super::{Directory, locked};
+use super::{Directory, RENAME_LOOKS, locked};
 use crate::metrics::Metrics;
 use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
@@ -23,44 +23,8 @@ const SEARCH_PAUSE: u32 = 20;
 pub(super) const SEARCH_PAUSE_MIN: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
 /// How old a search may become while others wait for its end: most are shorter.
 const SEARCH_WAIT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 100 });
-/// The most remembered keys of which an incomplete search could not decide.
-const UNSURE_MAX: usize = 1000;
-/// This many incomplete searches make a key count as gone: some places may never be readable.
-const UNSURE_SEARCHES: u32 = 2;
-/// How often to retry the lookup of an object that is being renamed, and the pause between: a rename hides it no longer
-/// than a system call takes.
-pub(super) const RENAME_LOOKS: u32 = 3;
+/// The pause between lookups of an object that is being renamed: a rename hides it no longer than a system call takes.
 const RENAME_PAUSE: Duration = Duration::from_millis(1);
-
-/// The state of searches of the whole directory.
-#[derive(Debug, Default)]
-pub(super) struct Search {
-    /// When the running search began.
-    pub(super) running: Option<Instant>,
-    /// When the last one ended, and how long it took.
-    pub(super) last: Option<(Instant, Duration)>,
-    /// It has seen everything.
-    whole: bool,
-    /// Objects that were lost before the last search, which saw everything and did not find them.
-    missed: HashSet<Key>,
-    /// Requested objects without a place, with the number of searches since then, none of which saw everything.
-    unsure: HashMap<Key, u32>,
-}
-
-impl Search {
-    /// It was requested, and may be where the last searches could not look.
-    fn doubt(&mut self, key: Key) {
-        if self.unsure.len() < UNSURE_MAX {
-            self.unsure.entry(key).or_default();
-        }
-    }
-
-    /// Whether to stop answering "try again later" for it, which would promise an answer (RFC 1813 §2.6,
-    /// NFS3ERR_JUKEBOX). It is searched for when the pause is over.
-    fn is_given_up(&self, key: Key) -> bool {
-        self.unsure.get(&key).is_some_and(|searches| *searches >= UNSURE_SEARCHES)
-    }
-}
 
 /// A running search, which ends when this value is dropped, however it ends.
 struct Running<'a>(&'a Directory);

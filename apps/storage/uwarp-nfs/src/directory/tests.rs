@@ -2,11 +2,11 @@
 
 mod closing;
 
-use super::procedures::number;
 use super::search::SEARCH_PAUSE_MIN;
 use super::*;
+use crate::call::Call;
 use crate::programs::{Mounts, PortMapper};
-use crate::service::{Call, Programs, Service};
+use crate::service::{Programs, Service};
 use nfs3_types::nfs3::{
     COMMIT3args, COMMIT3res, CREATE3args, GETATTR3args, LINK3args, MKDIR3args, MKNOD3args, Nfs3Option, Nfs3Result,
     READ3args, REMOVE3args, RENAME3args, RMDIR3args, SETATTR3args, SYMLINK3args, WRITE3args, WRITE3res, createhow3,
@@ -112,7 +112,7 @@ fn check_syncs(fails: bool) {
     let mut failed = 0;
     for (procedure, octets, expected) in calls {
         let status = carry_out(&directory, procedure, &octets);
-        let name = procedures::NAMES[procedure as usize];
+        let name = number::NAMES[procedure as usize];
         let fails = fails && !expected.is_empty();
         let ends = if fails { nfsstat3::NFS3ERR_IO } else { nfsstat3::NFS3_OK };
         assert_eq!(status, ends as u32, "{name}");
@@ -165,7 +165,7 @@ fn what_the_server_itself_cannot_read_is_synced_all_the_same() {
             (number::RENAME, rename, &[Some(0)]),
             (number::REMOVE, remove("moved"), &[Some(0)]),
         ] {
-            let name = procedures::NAMES[procedure as usize];
+            let name = number::NAMES[procedure as usize];
             assert_eq!(carry_out(&directory, procedure, &arguments), 0, "{name}");
             let synced = std::mem::take(&mut *locked(&directory.synced));
             // The inode of a new file is not known before.

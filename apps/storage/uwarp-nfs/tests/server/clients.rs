@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uwarp::TcpStream;
 use uwarp_nfs::clients::ClientRules;
-use uwarp_nfs::directory::procedures::number;
+use uwarp_nfs::directory::number;
 use uwarp_nfs::records::{Records, record};
 use uwarp_nfs::server::Ports;
 use uwarp_rpcrdma::requester::{Call, Requester};

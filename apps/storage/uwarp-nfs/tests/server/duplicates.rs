@@ -8,7 +8,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::Ordering;
 use uwarp::TcpStream;
-use uwarp_nfs::directory::procedures::number;
+use uwarp_nfs::directory::number;
 use uwarp_nfs::server::Ports;
 use uwarp_rpcrdma::rpc::{Status, auth_sys, system_credential};
 

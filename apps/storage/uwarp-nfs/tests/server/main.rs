@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uwarp_nfs::clients::ClientRules;
-use uwarp_nfs::directory::procedures::number;
+use uwarp_nfs::directory::number;
 use uwarp_nfs::records::{Records, record};
 use uwarp_nfs::server::{OF_A_CALL, Ports};
 use uwarp_rpcrdma::nfs3::Nfs3;

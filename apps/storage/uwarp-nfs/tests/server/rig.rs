@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp::{Config, Context, TcpStream, TcpStreamOptions};
 use uwarp_nfs::clients::ClientRules;
-use uwarp_nfs::directory::procedures::number;
+use uwarp_nfs::directory::number;
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
 use uwarp_nfs::metrics::Metrics;
 use uwarp_nfs::records::{Records, record};

@@ -9,11 +9,12 @@ use nfs3_types::nfs3::{
 use nfs3_types::xdr_codec::{Opaque, Pack, Unpack};
 use std::path::Path;
 use std::sync::Arc;
-use uwarp_nfs::directory::procedures::{self, number};
+use uwarp_nfs::call::Call;
 use uwarp_nfs::directory::{Directory, DirectoryOptions};
+use uwarp_nfs::directory::{number, procedures};
 use uwarp_nfs::metrics::Metrics;
 use uwarp_nfs::programs::{Mounts, PortMapper};
-use uwarp_nfs::service::{Call, Programs};
+use uwarp_nfs::service::Programs;
 use uwarp_rpcrdma::binding::Binding as _;
 use uwarp_rpcrdma::nfs3::Nfs3;
 use uwarp_rpcrdma::responder::Answer;

@@ -5,10 +5,8 @@
 //! answer only to those who have asked. So there is no table of neighbours here that one client, or a stranger, could
 //! fill or falsify for others.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-use arrayvec::ArrayVec;
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
 use uwarp_wire::ethernet::EthernetAddress;
@@ -18,70 +16,12 @@ use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::ipv6;
 use uwarp_wire::tcp::TcpFlags;
 
-use super::{DropReason, Probe, RARE, Switch, Verdict, ends};
+use super::{RARE, Switch, Verdict, ends};
 use crate::core::ClientId;
-use crate::core::flows::{End, Flows, Severed};
+use crate::core::counters::DropReason;
 use crate::core::frame::{self, Kind, Segment};
-use crate::core::ports::MAX_CLIENTS;
+use crate::core::outside::Uplink;
 use crate::core::replies::Reply;
-
-/// Most neighbours that a client awaits an answer about. One more replaces its oldest question.
-const QUESTIONS: usize = 8;
-
-/// The uplink.
-#[derive(Debug)]
-pub(super) struct Uplink {
-    mac: [u8; 6],
-    is_up: bool,
-    /// The neighbours that each client has asked for, the latest last.
-    questions: [ArrayVec<IpAddress, QUESTIONS>; MAX_CLIENTS],
-    /// Whom each client has asked for a connection last, by the port that it has asked from.
-    asked: HashMap<(ClientId, u16), End>,
-    /// Connections with other hosts, and where these are reached.
-    flows: Flows<[u8; 6]>,
-}
-
-impl Uplink {
-    fn asks(&mut self, client: ClientId, target: IpAddress) {
-        let Some(questions) = self.questions.get_mut(client.place()) else { return };
-        if !questions.contains(&target) {
-            if questions.is_full() {
-                questions.remove(0);
-            }
-            questions.push(target);
-        }
-    }
-
-    /// The clients that have asked for a neighbour, a bit each. They get one answer.
-    fn take_askers(&mut self, target: IpAddress) -> u32 {
-        let mut askers = 0;
-        for client in ClientId::all() {
-            let questions = &mut self.questions[client.place()];
-            if let Some(index) = questions.iter().position(|asked| *asked == target) {
-                questions.remove(index);
-                askers |= client.bit();
-            }
-        }
-        askers
-    }
-
-    /// A client is gone: other hosts are asked about their connections with it.
-    pub(super) fn leave(
-        &mut self,
-        client: ClientId,
-        is_gone: impl Fn(&End) -> bool,
-        reply: &mut Reply,
-        probes: &mut Vec<Probe>,
-    ) {
-        self.questions[client.place()].clear();
-        self.asked.retain(|(asking, _), _| *asking != client);
-        for Severed { gone, left, kept } in self.flows.take_gone(is_gone) {
-            if self.is_up && reply.probe(self.mac, kept, gone, left) {
-                probes.push(Probe { to: ClientId::UPLINK, frame: reply.octets().to_vec() });
-            }
-        }
-    }
-}
 
 /// Whether a client sends, or is sent to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,8 +53,7 @@ impl Switch {
     pub fn open_uplink(&mut self, mac: [u8; 6]) {
         self.last = Default::default();
         self.macs[ClientId::UPLINK.place()] = mac;
-        let questions = [const { ArrayVec::new_const() }; MAX_CLIENTS];
-        self.uplink = Some(Uplink { mac, is_up: true, questions, asked: HashMap::new(), flows: Flows::default() });
+        self.uplink = Some(Uplink::new(mac));
     }
 
     /// The uplink passes frames, or none.
