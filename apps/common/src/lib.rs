@@ -27,10 +27,17 @@ pub mod side;
 pub mod signals;
 pub mod units;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use allow::{Allow, AllowFlags};
 pub use confine::{ConfineFlags, Confinement};
 pub use network::{DeviceKind, NetworkFlags, Role, ServerFlag};
 pub use outcome::{Usage, run, usage};
+
+/// Locks a mutex, also after a thread has panicked with it: for data of which each change is a single step.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// CPU time in nanoseconds that all threads of this process have used.
 pub fn cpu_time() -> u64 {

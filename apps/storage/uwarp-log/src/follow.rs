@@ -6,6 +6,7 @@ use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use uwarp_app::lock;
 use uwarp_app::output;
 use uwarp_log::record::{Kind, Tail};
 
@@ -40,8 +41,7 @@ struct Shared {
 
 impl Shared {
     fn due(&self) -> MutexGuard<'_, Due> {
-        // Each change is complete even if a thread panicked.
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.due)
     }
 }
 

@@ -10,6 +10,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use uwarp_app::lock;
 
 /// Longest record that is accepted, in octets. No call that gets here asks for more, except those that only the server
 /// can read (RPCSEC_GSS with integrity or privacy).
@@ -247,8 +248,7 @@ impl Backend {
 
 /// Whether the last complaint is long enough ago; if so, records this one.
 fn is_time_to_complain(now: Instant) -> bool {
-    // Each change is complete even if a thread panicked.
-    let mut last = COMPLAINED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut last = lock(&COMPLAINED);
     let is_time = last.is_none_or(|last| now.duration_since(last) >= COMPLAINTS);
     if is_time {
         *last = Some(now);

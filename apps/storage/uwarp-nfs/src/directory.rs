@@ -36,7 +36,8 @@ use sought::Search;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use uwarp_app::lock;
 
 /// Octets of a handle.
 pub const HANDLE_LEN: usize = 24;
@@ -100,11 +101,6 @@ pub struct Directory {
 
 /// How often to retry the lookup of an object that is being renamed.
 const RENAME_LOOKS: u32 = 3;
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change to the data behind these locks is a single step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Directory {
     /// Opens a directory to serve it. Clears the process's umask, because clients have applied theirs.
@@ -229,7 +225,7 @@ impl Directory {
         if key == self.root.key {
             return Ok(Arc::clone(&self.root));
         }
-        if let Some(object) = locked(&self.open).get(key) {
+        if let Some(object) = lock(&self.open).get(key) {
             return Ok(object);
         }
         become_server();
@@ -247,13 +243,13 @@ impl Directory {
         if key == self.root.key {
             return Ok(Some(Arc::clone(&self.root)));
         }
-        if let Some(object) = locked(&self.open).get(key) {
+        if let Some(object) = lock(&self.open).get(key) {
             return Ok(Some(object));
         }
         if visited.len() > DEPTH_MAX || !visited.insert(key) {
             return Ok(None);
         }
-        let places = locked(&self.index).places(key);
+        let places = lock(&self.index).places(key);
         let mut failure = None;
         for place in places {
             let stepped = match self.descend(place.parent, visited) {
@@ -264,7 +260,7 @@ impl Directory {
             match stepped {
                 Ok((object, _)) if object.key == key => return Ok(Some(object)),
                 // Something else has the name, or nothing.
-                Ok(_) | Err(Errno::NOENT) => locked(&self.index).forget(key, place.parent, &place.name),
+                Ok(_) | Err(Errno::NOENT) => lock(&self.index).forget(key, place.parent, &place.name),
                 // Another file system is mounted over it, perhaps temporarily.
                 Err(Errno::XDEV) => {}
                 // This does not concern the name: descriptors are exhausted, or the disk fails.
@@ -277,15 +273,15 @@ impl Directory {
     /// The object under a name in a directory, as the thread's current user; it is kept open.
     fn step(&self, parent: &Object, name: &[u8]) -> Result<(Arc<Object>, Statx), Errno> {
         #[cfg(test)]
-        if let Some(error) = *locked(&self.fail_step) {
+        if let Some(error) = *lock(&self.fail_step) {
             return Err(error);
         }
         let how = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat2(&parent.path, name, how, Mode::empty(), WITHIN)?;
         let stat = rustix::fs::statx(&opened, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
         let object = Object::new(opened, &stat);
-        locked(&self.index).learn(object.key, parent.key, name);
-        let (object, closing) = locked(&self.open).put(object);
+        lock(&self.index).learn(object.key, parent.key, name);
+        let (object, closing) = lock(&self.open).put(object);
         self.close(closing);
         Ok((object, stat))
     }
@@ -333,7 +329,7 @@ impl Directory {
     /// The parent directory if the path is too long for the kernel to report, as far as its place is known.
     fn known_parent(&self, directory: &Object) -> Result<Arc<Object>, nfsstat3> {
         // Not in the loop's head, whose temporaries live for the whole loop: each step locks the index itself.
-        let places = locked(&self.index).places(directory.key);
+        let places = lock(&self.index).places(directory.key);
         for place in places {
             if let Ok(Some(parent)) = self.descend(place.parent, &mut HashSet::new())
                 && self.step(&parent, &place.name).is_ok_and(|(found, _)| found.key == directory.key)
@@ -360,20 +356,20 @@ impl Directory {
 
     /// An object has no name any more.
     fn gone(&self, key: Key) {
-        locked(&self.open).objects.remove(&key);
-        locked(&self.index).gone(key);
+        lock(&self.open).objects.remove(&key);
+        lock(&self.index).gone(key);
     }
 
     /// Locks out other changes of this object, so that the attributes before and after a change belong to it.
     fn lock(&self, key: Key) -> MutexGuard<'_, ()> {
-        locked(&self.locks[lock_number(key)])
+        lock(&self.locks[lock_number(key)])
     }
 
     /// The same for two objects.
     fn lock_two(&self, one: Key, other: Key) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
         // Always in the same order.
         let (low, high) = (lock_number(one).min(lock_number(other)), lock_number(one).max(lock_number(other)));
-        (locked(&self.locks[low]), (low != high).then(|| locked(&self.locks[high])))
+        (lock(&self.locks[low]), (low != high).then(|| lock(&self.locks[high])))
     }
 
     /// Makes the thread act as the caller, if callers are distinguished.

@@ -6,7 +6,8 @@ use nfs3_types::nfs3::nfsstat3;
 use nfs3_types::portmap::{IPPROTO_TCP, mapping};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+use uwarp_app::lock;
 use uwarp_app::output::printable;
 use uwarp_rpcrdma::responder::Answer;
 use uwarp_rpcrdma::rpc::Status;
@@ -57,7 +58,7 @@ impl Mounts {
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<(IpAddr, Vec<u8>)>)) {
-        change(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.known));
     }
 
     fn mount(&self, directory: &Directory, client: IpAddr, arguments: &[u8]) -> Result<Vec<u8>, XdrError> {

@@ -4,8 +4,9 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use uwarp_app::lock;
 
 use anyhow::Context as _;
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
@@ -62,7 +63,7 @@ impl Watchdog {
                 let is_condemned = looks.condemn(held.as_deref());
                 if let (true, Some(path)) = (is_condemned, held) {
                     guard::cut(&path);
-                    list.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+                    lock(&list).push(path);
                 }
             }
         };
@@ -72,7 +73,7 @@ impl Watchdog {
 
     /// The sockets whose clients it has cut off since the last call.
     pub(super) fn take_found(&self) -> Vec<PathBuf> {
-        std::mem::take(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.found))
     }
 }
 

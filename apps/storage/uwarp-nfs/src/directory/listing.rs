@@ -3,15 +3,16 @@
 //! A cookie is the file system's own position behind an entry. It stays valid while names are added and removed, and
 //! across restarts, so the cookie verifier is always zero.
 
+use super::Directory;
 use super::attributes::{after, attributes, of_errno};
 use super::object::{Object, key_of};
-use super::{Directory, locked};
 use nfs3_types::nfs3::{Nfs3Option, nfsstat3, post_op_attr};
 use nfs3_types::xdr_codec::Pack;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 use std::sync::Arc;
+use uwarp_app::lock;
 use uwarp_rpcrdma::xdr::{put_opaque, put_u32, put_u64};
 
 /// Octets of names that are read from the file system at once.
@@ -120,7 +121,7 @@ impl Directory {
         };
         let key = key_of(&stat);
         if name != b"." {
-            locked(&self.index).learn(key, directory.key, name);
+            lock(&self.index).learn(key, directory.key, name);
         }
         pack_into::<post_op_attr>(out, &Nfs3Option::Some(attributes(&stat)));
         pack_into(out, &Nfs3Option::Some(self.handle(key)));

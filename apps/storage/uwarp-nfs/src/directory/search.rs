@@ -7,7 +7,7 @@ use super::attributes::of_errno;
 use super::index::Key;
 use super::listing;
 use super::object::{Object, key_of};
-use super::{Directory, RENAME_LOOKS, locked};
+use super::{Directory, RENAME_LOOKS};
 use crate::metrics::Metrics;
 use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::FileType;
@@ -16,6 +16,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
+use uwarp_app::lock;
 
 /// After a search of the whole directory, the next one waits this many times its duration, and at least
 /// SEARCH_PAUSE_MIN.
@@ -31,7 +32,7 @@ struct Running<'a>(&'a Directory);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        locked(&self.0.search).running = None;
+        lock(&self.0.search).running = None;
         self.0.search_over.notify_all();
     }
 }
@@ -66,7 +67,7 @@ impl Directory {
 
     /// Waits for the end of a search that has just begun.
     fn wait_for_search(&self) {
-        let search = locked(&self.search);
+        let search = lock(&self.search);
         let left = search.running.map_or(Duration::ZERO, |began| SEARCH_WAIT.saturating_sub(began.elapsed()));
         if !left.is_zero() {
             drop(self.search_over.wait_timeout_while(search, left, |search| search.running.is_some()));
@@ -96,8 +97,8 @@ impl Directory {
         if let Some(object) = self.descend_again(key)? {
             return Ok(Some(object));
         }
-        let mut search = locked(&self.search);
-        let is_known = locked(&self.index).knows(key);
+        let mut search = lock(&self.search);
+        let is_known = lock(&self.index).knows(key);
         let is_given_up = search.is_given_up(key);
         if let Some((ended, took)) = search.last {
             // An object without a place after a complete search does not exist; the index learns every place since
@@ -131,17 +132,17 @@ impl Directory {
         if let Some(object) = self.descend(key, &mut HashSet::new()).map_err(of_errno)? {
             return Ok(Some(object));
         }
-        let lost = locked(&self.index).lost();
+        let lost = lock(&self.index).lost();
         let start = Instant::now();
         let looked = self.look_through();
         let took = start.elapsed();
         let found = self.descend(key, &mut HashSet::new());
-        let mut search = locked(&self.search);
+        let mut search = lock(&self.search);
         search.last = Some((Instant::now(), took));
         search.whole = looked == Ok(true);
         Metrics::count(&self.metrics.searches);
         looked.map_err(of_errno)?;
-        let mut index = locked(&self.index);
+        let mut index = lock(&self.index);
         let still_lost = index.lost();
         for &key in lost.intersection(&still_lost).filter(|_| search.whole) {
             // One search can miss an object that is moved meanwhile, but hardly two.
@@ -204,7 +205,7 @@ impl Directory {
                     }
                 };
                 let found = key_of(&stat);
-                locked(&self.index).learn(found, key, &name);
+                lock(&self.index).learn(found, key, &name);
                 if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Directory {
                     directories.push(found);
                 }

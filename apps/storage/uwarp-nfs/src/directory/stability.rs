@@ -2,12 +2,13 @@
 
 use super::attributes::of_errno;
 use super::object::{Closing, Object};
-use super::{Directory, lock_number, locked};
+use super::{Directory, lock_number};
 use crate::metrics::Metrics;
 use nfs3_types::nfs3::nfsstat3;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
+use uwarp_app::lock;
 
 impl Directory {
     /// Opens the descriptor for syncing this object before it is changed: a change that could not be synced afterwards
@@ -29,7 +30,7 @@ impl Directory {
     /// Syncs the changes of an object.
     pub(super) fn sync(&self, object: &Object, data_only: bool) -> Result<(), nfsstat3> {
         // The system reports an error to only one of several concurrent syncs. The others must see the new verifier.
-        let _alone = locked(&self.syncs[lock_number(object.key)]);
+        let _alone = lock(&self.syncs[lock_number(object.key)]);
         // Before the sync: what is written meanwhile needs another one.
         object.is_unsynced.store(false, Ordering::Relaxed);
         let synced = match object.writer.get() {
@@ -46,7 +47,7 @@ impl Directory {
             },
         };
         #[cfg(test)]
-        locked(&self.synced).push(object.key.inode);
+        lock(&self.synced).push(object.key.inode);
         self.told(synced)
     }
 
@@ -56,10 +57,10 @@ impl Directory {
         let root = self.root.reader().map_err(of_errno)?;
         // All of these use the root's descriptor, and an error is reported to only one of them, too.
         let (own, of_root) = (lock_number(object.key), lock_number(self.root.key));
-        let _alone = (own != of_root).then(|| locked(&self.syncs[of_root]));
+        let _alone = (own != of_root).then(|| lock(&self.syncs[of_root]));
         let synced = rustix::fs::syncfs(root);
         #[cfg(test)]
-        locked(&self.synced).push(0);
+        lock(&self.synced).push(0);
         self.told(synced)
     }
 
@@ -67,7 +68,7 @@ impl Directory {
     /// that is open for writing cannot be run here, and a removed file keeps its space while it is open. A file that
     /// this process may not open again stays open.
     pub fn close_unused(&self) {
-        let closing = locked(&self.open).take_unused(|object| self.switches || object.is_writable());
+        let closing = lock(&self.open).take_unused(|object| self.switches || object.is_writable());
         self.close(closing);
     }
 
@@ -75,10 +76,10 @@ impl Directory {
     /// not be written, so it is learned now, and the verifier tells the clients.
     pub(super) fn close(&self, closing: Vec<Closing>) {
         for Closing { key, writer } in closing {
-            let _alone = locked(&self.syncs[lock_number(key)]);
+            let _alone = lock(&self.syncs[lock_number(key)]);
             let synced = rustix::fs::fsync(&writer);
             #[cfg(test)]
-            locked(&self.synced).push(key.inode);
+            lock(&self.synced).push(key.inode);
             let _ = self.told(synced);
         }
     }

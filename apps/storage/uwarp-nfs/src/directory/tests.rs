@@ -117,7 +117,7 @@ fn check_syncs(fails: bool) {
         let ends = if fails { nfsstat3::NFS3ERR_IO } else { nfsstat3::NFS3_OK };
         assert_eq!(status, ends as u32, "{name}");
         failed += u64::from(fails);
-        let synced = std::mem::take(&mut *locked(&directory.synced));
+        let synced = std::mem::take(&mut *lock(&directory.synced));
         let inode = |path: &&str| std::fs::metadata(folder.path().join(path)).unwrap().ino();
         let expected: Vec<u64> = expected.iter().map(inode).collect();
         // One that fails is the last.
@@ -167,7 +167,7 @@ fn what_the_server_itself_cannot_read_is_synced_all_the_same() {
         ] {
             let name = number::NAMES[procedure as usize];
             assert_eq!(carry_out(&directory, procedure, &arguments), 0, "{name}");
-            let synced = std::mem::take(&mut *locked(&directory.synced));
+            let synced = std::mem::take(&mut *lock(&directory.synced));
             // The inode of a new file is not known before.
             let fits = synced.iter().zip(expected).all(|(is, should)| should.map_or(*is != 0, |should| *is == should));
             assert!(fits && synced.len() == expected.len(), "{name}: {synced:?}");
@@ -218,9 +218,9 @@ fn what_was_made_in_part_is_not_put_off() {
     let (directory, _) = with_file(folder.path());
     let root = directory.handle(directory.root.key);
     let failing = |procedure, arguments: &[u8]| {
-        *locked(&directory.fail_step) = Some(Errno::MFILE);
+        *lock(&directory.fail_step) = Some(Errno::MFILE);
         let status = carry_out(&directory, procedure, arguments);
-        *locked(&directory.fail_step) = None;
+        *lock(&directory.fail_step) = None;
         status
     };
     let mkdir = packed(&MKDIR3args { where_: at(&root, "made"), attributes: mode(0o777) });
@@ -238,7 +238,7 @@ fn a_call_that_was_put_off_is_carried_out_under_another_number() {
     let (directory, _, (sub, _)) = with_another_below(folder.path());
     let octets = packed(&REMOVE3args { object: at(&directory.handle(sub), "file") });
     close(&directory, sub);
-    *locked(&directory.fail_step) = Some(Errno::MFILE);
+    *lock(&directory.fail_step) = Some(Errno::MFILE);
     let metrics = Arc::<Metrics>::default();
     let programs = Arc::new(Programs {
         directory,
@@ -262,7 +262,7 @@ fn a_call_that_was_put_off_is_carried_out_under_another_number() {
     std::fs::set_permissions(folder.path().join("sub"), Permissions::from_mode(0o777)).unwrap();
     let put_off = nfsstat3::NFS3ERR_JUKEBOX as u32;
     assert_eq!(remove(1), put_off);
-    *locked(&programs.directory.fail_step) = None;
+    *lock(&programs.directory.fail_step) = None;
     assert_eq!((remove(1), remove(2)), (put_off, nfsstat3::NFS3_OK as u32));
     assert_eq!(metrics.duplicates.load(Ordering::Relaxed), 1);
 }
@@ -288,12 +288,12 @@ fn with_another_below(folder: &Path) -> (Directory, Key, (Key, Key)) {
 }
 
 fn close(directory: &Directory, key: Key) {
-    locked(&directory.open).objects.remove(&key);
+    lock(&directory.open).objects.remove(&key);
 }
 
 /// Ends the pause after the last search.
 fn pause_is_over(directory: &Directory) {
-    let last = &mut locked(&directory.search).last;
+    let last = &mut lock(&directory.search).last;
     *last = last.map(|(ended, _)| (ended.checked_sub(SEARCH_PAUSE_MIN).unwrap(), Duration::ZERO));
 }
 
@@ -304,9 +304,9 @@ fn what_cannot_be_gone_to_now_keeps_its_place() {
     let handle = directory.handle(key);
     let find = || directory.find(&handle.data).map(|(object, _)| object.key);
     for (error, expected) in [(Errno::MFILE, nfsstat3::NFS3ERR_JUKEBOX), (Errno::IO, nfsstat3::NFS3ERR_IO)] {
-        *locked(&directory.fail_step) = Some(error);
+        *lock(&directory.fail_step) = Some(error);
         assert_eq!(find(), Err(expected));
-        *locked(&directory.fail_step) = None;
+        *lock(&directory.fail_step) = None;
         assert_eq!(find(), Ok(key));
         close(&directory, key);
     }
@@ -359,20 +359,20 @@ fn what_a_search_could_not_see_is_not_stale_at_once() {
     for comes_back in [true, false] {
         let (again, _) = with_file(folder.path());
         let find = || again.find(&again.handle(key).data).map(|(object, _)| object.key);
-        *locked(&again.fail_step) = Some(Errno::IO);
+        *lock(&again.fail_step) = Some(Errno::IO);
         for _ in 0..2 {
             assert_eq!(find(), Err(nfsstat3::NFS3ERR_JUKEBOX), "the directory that it is in could not be read");
         }
         pause_is_over(&again);
         if comes_back {
-            *locked(&again.fail_step) = None;
+            *lock(&again.fail_step) = None;
         }
         let expected = if comes_back { Ok(key) } else { Err(nfsstat3::NFS3ERR_STALE) };
         for _ in 0..3 {
             assert_eq!(find(), expected, "what is given up stays so: nobody is told to ask again for ever");
         }
         pause_is_over(&again);
-        *locked(&again.fail_step) = None;
+        *lock(&again.fail_step) = None;
         assert_eq!(find(), Ok(key), "a later search may see it all the same");
     }
 }
@@ -414,10 +414,10 @@ fn what_had_a_place_in_a_directory_that_cannot_be_found_is_not_stale_at_once() {
     std::fs::create_dir(folder.path().join("other")).unwrap();
     std::fs::rename(folder.path().join("sub"), folder.path().join("other/sub")).unwrap();
     assert!(directory.descend(sub, &mut HashSet::new()).unwrap().is_none(), "its place is forgotten");
-    *locked(&directory.fail_step) = Some(Errno::IO);
+    *lock(&directory.fail_step) = Some(Errno::IO);
     let find = || directory.find(&directory.handle(below).data).map(|(object, _)| object.key);
     assert_eq!(find(), Err(nfsstat3::NFS3ERR_JUKEBOX));
-    *locked(&directory.fail_step) = None;
+    *lock(&directory.fail_step) = None;
     pause_is_over(&directory);
     assert_eq!(find(), Ok(below));
 }
@@ -519,17 +519,17 @@ fn who_asks_during_a_search_waits_a_moment_only() {
     let rename = packed(&RENAME3args { from: at(&root, "moved"), to: at(&root, "again") });
     // One that began long ago.
     let search = directory.tree.write().unwrap();
-    locked(&directory.search).running = Instant::now().checked_sub(Duration::from_secs(120));
+    lock(&directory.search).running = Instant::now().checked_sub(Duration::from_secs(120));
     assert_eq!((find(key), carry_out(&directory, number::RENAME, &rename)), (Err(later), later as u32));
     // One that has just begun, and ends.
-    locked(&directory.search).running = Some(Instant::now());
+    lock(&directory.search).running = Some(Instant::now());
     std::thread::scope(|scope| {
         let found = scope.spawn(|| find(key));
         std::thread::sleep(Duration::from_millis(50));
         assert!(!found.is_finished());
         directory.step(&directory.root, b"moved").unwrap();
         drop(search);
-        locked(&directory.search).running = None;
+        lock(&directory.search).running = None;
         directory.search_over.notify_all();
         assert_eq!(found.join().unwrap(), Ok(key));
     });
@@ -550,10 +550,10 @@ fn what_one_search_could_not_see_is_stale_to_nobody() {
     assert_eq!((find(one), find(other)), both_later, "they cannot be looked for yet");
     pause_is_over(&directory);
     close(&directory, sub);
-    *locked(&directory.fail_step) = Some(Errno::IO);
+    *lock(&directory.fail_step) = Some(Errno::IO);
     assert_eq!((find(one), find(other)), both_later);
     pause_is_over(&directory);
-    *locked(&directory.fail_step) = None;
+    *lock(&directory.fail_step) = None;
     assert_eq!((find(one), find(other)), (Ok(one), Ok(other)));
 }
 

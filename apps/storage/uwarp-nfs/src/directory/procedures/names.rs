@@ -3,14 +3,15 @@
 
 use super::settings::Settings;
 use super::{Outcome, Refusal, done, failed};
+use crate::directory::Directory;
 use crate::directory::attributes::{after, of_errno, wcc};
 use crate::directory::caller::Caller;
 use crate::directory::object::{Object, key_of};
-use crate::directory::{Directory, locked};
 use nfs3_types::nfs3::{self, CREATE3resok, LINK3resok, Nfs3Option, RENAME3resok, nfs_fh3, nfsstat3};
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, Timespec};
 use rustix::io::Errno;
+use uwarp_app::lock;
 use uwarp_rpcrdma::xdr::Reader;
 
 /// Longest target of a symbolic link.
@@ -201,8 +202,8 @@ impl Directory {
     /// An object has lost a name; one without any is forgotten. `was`: its attributes before that.
     fn left(&self, was: &Statx, directory: &Object, name: &[u8]) {
         let key = key_of(was);
-        locked(&self.index).forget(key, directory.key, name);
-        let open = locked(&self.open).get(key);
+        lock(&self.index).forget(key, directory.key, name);
+        let open = lock(&self.open).get(key);
         let is_gone = match open {
             Some(object) => object.stat().is_ok_and(|stat| stat.stx_nlink == 0),
             // A directory has one name.
@@ -243,9 +244,9 @@ impl Directory {
                 if let Some(replaced) = &replaced {
                     self.left(replaced, &to, to_name);
                 }
-                locked(&self.index).forget(moved, from.key, from_name);
+                lock(&self.index).forget(moved, from.key, from_name);
             }
-            locked(&self.index).learn(moved, to.key, to_name);
+            lock(&self.index).learn(moved, to.key, to_name);
             drop(moving);
             self.sync(&to, false)?;
             if from.key == to.key { Ok(()) } else { self.sync(&from, false) }
@@ -270,7 +271,7 @@ impl Directory {
             self.become_caller(caller)?;
             let linked = rustix::fs::linkat(CWD, object.link(), &directory.path, name, AtFlags::SYMLINK_FOLLOW);
             linked.map_err(|error| if error == Errno::XDEV { nfsstat3::NFS3ERR_XDEV } else { of_errno(error) })?;
-            locked(&self.index).learn(object.key, directory.key, name);
+            lock(&self.index).learn(object.key, directory.key, name);
             self.sync(&directory, false)
         })();
         let results = LINK3resok { file_attributes: after(object.stat()), linkdir_wcc: wcc(&stat, directory.stat()) };

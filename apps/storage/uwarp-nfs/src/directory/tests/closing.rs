@@ -26,27 +26,27 @@ fn a_file_that_is_not_written_any_more_can_be_run_and_gives_its_space_back() {
     let file = folder.path().join("file");
     let handle = directory.handle(key);
     assert!(matches!(written(&directory, key), Nfs3Result::Ok(_)));
-    locked(&directory.synced).clear();
+    lock(&directory.synced).clear();
     directory.close_unused();
     assert!(is_open_for_writing(&file), "it was just written");
     // Reading it does not keep it open.
     assert_eq!(carry_out(&directory, number::GETATTR, &packed(&GETATTR3args { object: handle.clone() })), 0);
     directory.close_unused();
     assert!(!is_open_for_writing(&file));
-    assert_eq!(*locked(&directory.synced), [key.inode], "before it was closed");
+    assert_eq!(*lock(&directory.synced), [key.inode], "before it was closed");
     assert_eq!(std::fs::read(&file).unwrap(), b"data");
     // What was committed needs no sync, and what was closed can be written again.
     assert!(matches!(written(&directory, key), Nfs3Result::Ok(_)));
     assert_eq!(carry_out(&directory, number::COMMIT, &packed(&COMMIT3args { file: handle, offset: 0, count: 0 })), 0);
-    locked(&directory.synced).clear();
+    lock(&directory.synced).clear();
     directory.close_unused();
     directory.close_unused();
-    assert!(!is_open_for_writing(&file) && locked(&directory.synced).is_empty());
+    assert!(!is_open_for_writing(&file) && lock(&directory.synced).is_empty());
     // Another program removes it.
     let _reader = directory.object(key).unwrap().reader().map(drop);
     std::fs::remove_file(&file).unwrap();
     directory.close_unused();
-    assert!(!locked(&directory.open).objects.contains_key(&key));
+    assert!(!lock(&directory.open).objects.contains_key(&key));
 }
 
 #[test]
