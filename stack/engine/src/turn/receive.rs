@@ -325,7 +325,6 @@ impl<P: Port> Core<P> {
 
     /// Delivers octets `skip .. skip + len` of a frame's payload to the layers above.
     #[inline]
-    #[allow(clippy::too_many_arguments)]
     fn deliver(
         &mut self,
         turn: &Turn<'_>,
