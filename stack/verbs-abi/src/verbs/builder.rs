@@ -1,9 +1,10 @@
 //! What `ibv_wr_start` begins: requests that are put together and posted as one list.
 
+use crate::abi::ibv_send_wr;
 use crate::errno::{EINVAL, ENOMEM, Errno};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
-use crate::verbs::work::{self, Data, Entries, Inline, Work};
+use crate::verbs::work::{self, Data, Entries, Inline};
 
 /// The requests since `ibv_wr_start`.
 #[derive(Default)]
@@ -18,7 +19,8 @@ pub(crate) struct Builder {
 /// A request of a builder. Only what `kind` says is valid: the other parts would take longer to clear than a request
 /// takes.
 pub(crate) struct Request {
-    work: Work,
+    /// What it does. What it carries is beside it.
+    work: ibv_send_wr,
     pub(crate) kind: Kind,
     pub(crate) entries: Entries,
     pub(crate) inline: Inline,
@@ -37,7 +39,7 @@ impl Builder {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, work: Work) {
+    pub(crate) fn push(&mut self, work: ibv_send_wr) {
         match self.requests.get_mut(self.count) {
             Some(request) => {
                 request.work = work;
@@ -75,7 +77,7 @@ impl Builder {
                 match &request.kind {
                     Kind::Entries => work::post(batch, work, &Data::Entries(request.entries.as_slice())),
                     Kind::Inline => work::post(batch, work, &Data::Inline(request.inline.as_slice())),
-                    Kind::Bind(bind) => window::post(batch, work.id, work.flags, bind),
+                    Kind::Bind(bind) => window::post(batch, work.wr_id, work.send_flags, bind),
                 }
             })
         })?;

@@ -6,7 +6,7 @@ use crate::handle::Handle;
 use crate::verbs::pair::QueuePair;
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
-use crate::verbs::work::{self, Data, Inline, Work, each_receive, list, octets, with_entries};
+use crate::verbs::work::{self, Data, Inline, each_receive, list, octets, with_entries};
 use libc::c_int;
 
 /// Posts one request of C's list.
@@ -23,33 +23,20 @@ unsafe fn post_one(queue: &mut SendQueue, request: &ibv_send_wr) -> Result<(), E
             window::post(queue, request.wr_id, request.send_flags, &bind)?;
             return bind.is_posted();
         }
-        let mut work = Work {
-            id: request.wr_id,
-            opcode: request.opcode,
-            flags: request.send_flags,
-            word: request.__bindgen_anon_1.invalidate_rkey,
-            remote: request.wr.rdma.remote_addr,
-            rkey: request.wr.rdma.rkey,
-            operands: [0; 2],
-        };
-        if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
-            work.rkey = request.wr.atomic.rkey;
-            work.operands = [request.wr.atomic.compare_add, request.wr.atomic.swap];
-        }
         if request.send_flags & IBV_SEND_INLINE != 0 {
             let mut entries = list(request.sg_list, request.num_sge)?;
             if request.num_sge == 1
                 && let Some(sge) = entries.next()
             {
-                return work::post(queue, &work, &Data::Inline(octets(&sge)?));
+                return work::post(queue, request, &Data::Inline(octets(&sge)?));
             }
             let mut inline = Inline::new();
             for sge in entries {
                 inline.push(std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize)?;
             }
-            return work::post(queue, &work, &Data::Inline(inline.as_slice()));
+            return work::post(queue, request, &Data::Inline(inline.as_slice()));
         }
-        with_entries(request.sg_list, request.num_sge, |entries| work::post(queue, &work, &Data::Entries(entries)))
+        with_entries(request.sg_list, request.num_sge, |entries| work::post(queue, request, &Data::Entries(entries)))
     }
 }
 

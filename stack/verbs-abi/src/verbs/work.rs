@@ -131,20 +131,6 @@ impl Inline {
     }
 }
 
-/// What a request does, in the terms of the verbs.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Work {
-    pub(crate) id: u64,
-    pub(crate) opcode: ibv_wr_opcode,
-    pub(crate) flags: c_uint,
-    /// Immediate data as C has it (big-endian), or the STag to invalidate.
-    pub(crate) word: u32,
-    pub(crate) remote: u64,
-    pub(crate) rkey: u32,
-    /// Of an atomic: what to add or compare, and what to swap in.
-    pub(crate) operands: [u64; 2],
-}
-
 /// What a request carries.
 pub(crate) enum Data<'a> {
     Entries(&'a [Sge]),
@@ -166,10 +152,14 @@ fn told_length(data: &Data<'_>) -> Result<u64, Errno> {
     if octets >> 31 == 0 { Ok(octets << WRITE_LENGTH_SHIFT) } else { Err(EINVAL) }
 }
 
-/// Posts one request.
+/// Posts one request, with `data` for the octets that its own list names.
 #[inline]
-pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Result<(), Errno> {
-    let Work { id, remote, rkey, .. } = *work;
+pub(crate) fn post(queue: &mut impl Post, request: &ibv_send_wr, data: &Data<'_>) -> Result<(), Errno> {
+    let id = request.wr_id;
+    // SAFETY: numbers, whichever part of a union the opcode means.
+    let (word, rdma, atomic) =
+        unsafe { (request.__bindgen_anon_1.invalidate_rkey, request.wr.rdma, request.wr.atomic) };
+    let (remote, rkey) = (rdma.remote_addr, rdma.rkey);
     let sent = || match data {
         Data::Entries(entries) => SendRequest::send(id, entries),
         Data::Inline(octets) => SendRequest::send_inline(id, octets),
@@ -178,7 +168,7 @@ pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Resul
         Data::Entries(entries) => SendRequest::write(id, entries, rkey, remote),
         Data::Inline(octets) => SendRequest::write_inline(id, octets, rkey, remote),
     };
-    let immediate = u64::from(u32::from_be(work.word));
+    let immediate = u64::from(u32::from_be(word));
     let sinks = || match data {
         Data::Entries(entries) => Ok(*entries),
         Data::Inline(_) => Err(EINVAL),
@@ -187,12 +177,12 @@ pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Resul
         [sink] => Ok(*sink),
         _ => Err(EINVAL),
     };
-    let request = match work.opcode {
+    let posted = match request.opcode {
         IBV_WR_SEND => sent(),
         IBV_WR_RDMA_WRITE => written(),
         IBV_WR_RDMA_READ => SendRequest::read(id, sinks()?, rkey, remote),
         IBV_WR_RDMA_WRITE_WITH_IMM => written().with_immediate(immediate | told_length(data)?),
-        IBV_WR_SEND_WITH_INV => sent().invalidate(work.word),
+        IBV_WR_SEND_WITH_INV => sent().invalidate(word),
         IBV_WR_SEND_WITH_IMM => {
             if data.octets() > 0 {
                 // RFC 7306 has immediate data as a message of its own, which takes a receive of its own.
@@ -202,15 +192,16 @@ pub(crate) fn post(queue: &mut impl Post, work: &Work, data: &Data<'_>) -> Resul
             SendRequest::immediate(id, immediate | IMMEDIATE_OF_SEND)
         }
         IBV_WR_ATOMIC_FETCH_AND_ADD => {
-            SendRequest::fetch_add(id, rkey, remote, work.operands[0]).original_into(sink()?)
+            SendRequest::fetch_add(id, atomic.rkey, atomic.remote_addr, atomic.compare_add).original_into(sink()?)
         }
         IBV_WR_ATOMIC_CMP_AND_SWP => {
-            SendRequest::compare_swap(id, rkey, remote, work.operands[0], work.operands[1]).original_into(sink()?)
+            SendRequest::compare_swap(id, atomic.rkey, atomic.remote_addr, atomic.compare_add, atomic.swap)
+                .original_into(sink()?)
         }
-        IBV_WR_LOCAL_INV => SendRequest::local_invalidate(id, work.word),
+        IBV_WR_LOCAL_INV => SendRequest::local_invalidate(id, word),
         _ => return Err(EOPNOTSUPP),
     };
-    post_flagged(queue, request, work.flags)
+    post_flagged(queue, posted, request.send_flags)
 }
 
 /// Posts a request with the flags of the verbs.

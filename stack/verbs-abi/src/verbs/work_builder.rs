@@ -13,7 +13,7 @@ use crate::handle::Handle;
 use crate::verbs::builder::{Builder, Kind};
 use crate::verbs::pair::{QueuePair, Sender};
 use crate::verbs::window::Bind;
-use crate::verbs::work::{Entries, Inline, Work};
+use crate::verbs::work::{Entries, Inline};
 use libc::{c_int, c_void, size_t};
 
 /// Puts the functions into the structure that the header's inline functions call.
@@ -64,13 +64,23 @@ fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Builder) -> Result<(), Errno>
     });
 }
 
-/// Begins a request; its identifier and flags stand in the structure now.
+/// Where a request goes.
+type Target = ibv_send_wr__bindgen_ty_2;
+
+/// Memory of the peer.
+fn memory(rkey: u32, remote_addr: u64) -> Target {
+    Target { rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey } }
+}
+
+/// Begins a request; its identifier and flags stand in the structure now. `word`: immediate data as C has it
+/// (big-endian), or the STag to invalidate.
 #[inline]
-fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, rkey: u32, remote: u64, word: u32, operands: [u64; 2]) {
+fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, word: u32, wr: Target) {
     with(qp, |builder| {
         // SAFETY: the caller's pointer, looked at by `with`.
-        let (id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-        builder.push(Work { id, opcode, flags, word, remote, rkey, operands });
+        let (wr_id, send_flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
+        let __bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { invalidate_rkey: word };
+        builder.push(ibv_send_wr { wr_id, opcode, send_flags, __bindgen_anon_1, wr, ..ibv_send_wr::default() });
         Ok(())
     });
 }
@@ -102,15 +112,17 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote: u64, compare: u64, swap: u64) {
-    begin(qp, IBV_WR_ATOMIC_CMP_AND_SWP, rkey, remote, 0, [compare, swap]);
+    let atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr: remote, compare_add: compare, swap, rkey };
+    begin(qp, IBV_WR_ATOMIC_CMP_AND_SWP, 0, Target { atomic });
 }
 
 unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote: u64, add: u64) {
-    begin(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, rkey, remote, 0, [add, 0]);
+    let atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr: remote, compare_add: add, swap: 0, rkey };
+    begin(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, Target { atomic });
 }
 
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
-    begin(qp, IBV_WR_BIND_MW, rkey, 0, 0, [0; 2]);
+    begin(qp, IBV_WR_BIND_MW, 0, Target::default());
     with(qp, |builder| {
         // SAFETY: the caller's pointers.
         let bind = unsafe { Bind::of(mw, rkey, info.as_ref().ok_or(EINVAL)?)? };
@@ -120,31 +132,31 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, inf
 }
 
 unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    begin(qp, IBV_WR_LOCAL_INV, 0, 0, rkey, [0; 2]);
+    begin(qp, IBV_WR_LOCAL_INV, rkey, Target::default());
 }
 
 unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote: u64) {
-    begin(qp, IBV_WR_RDMA_READ, rkey, remote, 0, [0; 2]);
+    begin(qp, IBV_WR_RDMA_READ, 0, memory(rkey, remote));
 }
 
 unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote: u64) {
-    begin(qp, IBV_WR_RDMA_WRITE, rkey, remote, 0, [0; 2]);
+    begin(qp, IBV_WR_RDMA_WRITE, 0, memory(rkey, remote));
 }
 
 unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote: u64, immediate: u32) {
-    begin(qp, IBV_WR_RDMA_WRITE_WITH_IMM, rkey, remote, immediate, [0; 2]);
+    begin(qp, IBV_WR_RDMA_WRITE_WITH_IMM, immediate, memory(rkey, remote));
 }
 
 unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
-    begin(qp, IBV_WR_SEND, 0, 0, 0, [0; 2]);
+    begin(qp, IBV_WR_SEND, 0, Target::default());
 }
 
 unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
-    begin(qp, IBV_WR_SEND_WITH_IMM, 0, 0, immediate, [0; 2]);
+    begin(qp, IBV_WR_SEND_WITH_IMM, immediate, Target::default());
 }
 
 unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    begin(qp, IBV_WR_SEND_WITH_INV, 0, 0, rkey, [0; 2]);
+    begin(qp, IBV_WR_SEND_WITH_INV, rkey, Target::default());
 }
 
 /// Makes the last request one that carries the program's octets, which `fill` copies.
