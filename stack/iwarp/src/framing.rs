@@ -45,7 +45,7 @@ pub enum Framed {
 /// Looks for the FPDU that starts at the first octet of `octets`, which may hold less than one FPDU or many.
 ///
 /// The CRC is checked if `crc` is given. The padding is not checked, but the CRC covers it. Any length from 0 to
-/// [`LARGEST_ULPDU`] is accepted; [`crate::Stream::receive`] judges the ULPDU.
+/// [`LARGEST_ULPDU`] is accepted; [`crate::Stream::inspect`] judges the ULPDU.
 #[inline]
 pub fn deframe(octets: &[u8], crc: Option<Crc32c>) -> Framed {
     let Some((length, _)) = octets.split_first_chunk::<LENGTH_LEN>() else {

@@ -7,7 +7,7 @@
 //! * [`startup`]: the Initiator and the Responder of the MPA Request/Reply exchange;
 //! * [`framing`]: finding FPDUs in contiguous octets, and the layout of the FPDU that a sender puts around a segment;
 //! * [`stream`]: the state of one stream in full operation. [`receive`] is its inbound half
-//!   ([`stream::Stream::receive`]); [`transmit`] cuts outbound messages into segments;
+//!   ([`stream::Stream::inspect`]); [`transmit`] cuts outbound messages into segments;
 //! * [`fault`]: every protocol fault with its Terminate for the peer and its status for the local consumer;
 //!   [`terminate`] builds and reads Terminate messages;
 //! * [`opcode`]: one row per RDMAP opcode; [`qp`]: the states of a queue pair and their transitions.
@@ -26,6 +26,6 @@ pub mod transmit;
 mod vectors;
 
 pub use fault::Fault;
-pub use receive::{Delivery, SendEnd};
+pub use receive::Delivery;
 pub use stream::Stream;
 pub use transmit::{Cut, LONGEST_HEADER, Message, Segment, SendKind};

@@ -1,39 +1,34 @@
 //! The inbound half of a stream: the meaning of one DDP segment (RFC 5041 §4, §5 and §7; RFC 5040 §5 and §7.2).
 //!
 //! TCP delivers in order, so every check is exact: the next message sequence number, the octets so far. One tagged and,
-//! on each queue, one untagged message may be open at a time. Checks that need registered memory or posted receives are
-//! the caller's. It gets the segment's meaning as a [`Delivery`], and reports a fault of its own through
-//! [`Stream::fail`](crate::Stream::fail) with the same ULPDU.
+//! on each queue, one untagged message may be open at a time.
+//!
+//! [`Stream::inspect`] checks a segment and changes nothing. Its answer is the segment's meaning, a [`Delivery`].
+//! Checks that need registered memory or posted receives are the caller's. The caller then takes the segment by
+//! [`Stream::commit`], leaves it for later, or reports a fault through [`Stream::fail`](crate::Stream::fail) with the
+//! same ULPDU. A caller that expects a certain message can check and take it alone: `inspect_write`, `take_write`.
 //!
 //! Checks are in the order in which the layers would make them, DDP before RDMAP: length of the header, version, queue,
 //! sequence number, offset, then RDMAP version, opcode, length.
+
+use std::borrow::Cow;
 
 use uwarp_wire::WireError;
 use uwarp_wire::ddp::{
     Header, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
 use uwarp_wire::rdmap::{
-    AtomicOperation, AtomicRequest, AtomicResponse, CommitRequest, CommitResponse, Control, ImmediateData, Opcode,
-    ReadRequest, TerminatedHeader,
+    AtomicOperation, AtomicRequest, AtomicResponse, CommitRegion, CommitRequest, CommitResponse, Control,
+    ImmediateData, Opcode, ReadRequest, TerminatedHeader,
 };
 
 use crate::fault::Fault;
-use crate::opcode::{Buffer, COMMIT_REGION_LIMIT, LARGEST_REQUEST};
+use crate::opcode::{Buffer, LARGEST_REQUEST};
 use crate::stream::{CommitHead, InboundAtomic, InboundCommit, InboundRead, OpenSend, OpenTagged, Stream};
 use crate::terminate::ReceivedTerminate;
+use crate::transmit::SendKind;
 
-/// The end of a Send, for the completion of its receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SendEnd {
-    /// Octets of the whole message.
-    pub length: u32,
-    /// The sender asks for a solicited event.
-    pub solicited: bool,
-    /// The sender requests that this STag be invalidated before the receive completes.
-    pub invalidate: Option<Stag>,
-}
-
-/// What the caller has to do for a received segment. Nothing is placed yet.
+/// What a received segment means to the caller. Nothing is placed and no state has changed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery<'a> {
     /// Part of an RDMA Write: check STag, offset and rights, and place it. Without payload, check nothing.
@@ -59,43 +54,47 @@ pub enum Delivery<'a> {
         completes: bool,
     },
     /// Part of a Send for the oldest posted receive. If none is posted, fail with [`Fault::NoBuffer`], or call
-    /// [`Stream::defer`]; if it is too short, fail with [`Fault::MessageTooLong`].
+    /// [`Stream::await_receive`]; if it is too short, fail with [`Fault::MessageTooLong`].
     Send {
         /// The first segment of a message, which takes a receive.
         first: bool,
+        /// The kind of the Send.
+        kind: SendKind,
         /// Offset of the first octet of this part in the receive.
         message_offset: u32,
         /// The octets.
         payload: &'a [u8],
-        /// The message ends here.
-        completes: Option<SendEnd>,
+        /// The message ends here. Its length is the end of this part.
+        last: bool,
     },
-    /// A read of the peer. Check its source (unless its length is 0), then pass it to
-    /// [`Stream::accept_read`](crate::Stream::accept_read), or fail with one of the `Read…` faults.
+    /// A read of the peer. Check its source (unless its length is 0), then commit, or fail with one of the `Read…`
+    /// faults. It is answered after the requests before it.
     ReadRequest(InboundRead),
     /// Immediate Data, all eight octets. It takes the oldest posted receive and leaves its buffer untouched. If none is
-    /// posted, fail with [`Fault::NoBuffer`], or call [`Stream::defer`].
+    /// posted, fail with [`Fault::NoBuffer`], or call [`Stream::await_receive`].
     Immediate {
         /// The data.
         data: ImmediateData,
         /// The sender asks for a solicited event.
         solicited: bool,
     },
-    /// An atomic of the peer. Check its target, then pass it to
-    /// [`Stream::accept_atomic`](crate::Stream::accept_atomic), or fail with [`Fault::AtomicMisaligned`] or one of the
-    /// `Read…` faults.
+    /// An atomic of the peer. Check its target, then commit, or fail with [`Fault::AtomicMisaligned`] or one of the
+    /// `Read…` faults. It is carried out and answered after the requests before it.
     AtomicRequest(InboundAtomic),
     /// The response to our oldest request, an atomic.
     AtomicResponse {
         /// The previous value in the peer's memory.
         original_value: u64,
     },
-    /// A complete commit of the peer. Check that each region may be written, then pass its head to
+    /// A complete commit of the peer. Check that each region may be written, then commit, pass its head to
     /// [`Stream::accept_commit`](crate::Stream::accept_commit) and carry it out, or fail with one of the `Read…`
     /// faults.
-    CommitRequest(InboundCommit),
+    CommitRequest(InboundCommit<'a>),
     /// Part of a commit of the peer; more follows.
-    CommitPart,
+    CommitPart {
+        /// The octets.
+        payload: &'a [u8],
+    },
     /// The response to our oldest request, a commit.
     CommitResponse {
         /// How it ended: 0 is success.
@@ -103,243 +102,227 @@ pub enum Delivery<'a> {
     },
     /// The peer ended the stream. Send nothing more; close TCP.
     Terminate(ReceivedTerminate),
-    /// A segment of the peer-to-peer set-up that uses nothing of the consumer's: nothing to do.
-    ReadyToReceive,
+    /// A segment of the peer-to-peer set-up that uses nothing of the consumer's: only commit.
+    ReadyToReceive {
+        /// The message ends here.
+        last: bool,
+    },
     /// The stream has ended; further octets are ignored.
     Ignored,
 }
 
 impl Stream {
-    /// Processes one ULPDU, whose FPDU was complete and had a valid CRC.
+    /// Says what one ULPDU means, whose FPDU was complete and had a valid CRC.
     ///
     /// # Errors
-    /// A [`Fault`] ends the stream: place nothing of the segment, and call [`Stream::fail`]. Nothing is delivered from
-    /// then on.
+    /// A [`Fault`] ends the stream: place nothing of the segment, and call [`Stream::fail`].
     #[inline]
-    pub fn receive<'a>(&mut self, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
-        let first = !self.heard;
-        self.heard = true;
+    pub fn inspect<'a>(&self, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         if !self.delivers() {
             return Ok(Delivery::Ignored);
         }
-        let delivery = self.receive_segment(ulpdu, first);
-        self.faulted = delivery.is_err();
-        delivery
-    }
-
-    /// Takes back a message that [`Stream::receive`] has just begun: a [`Delivery::Send`] that is `first`, or a
-    /// [`Delivery::Immediate`]. Pass the same ULPDU to `receive` again when a receive is posted. Returns the message's
-    /// sequence number.
-    pub fn defer(&mut self) -> u32 {
-        if self.open.send.open {
-            self.open.send = OpenSend::default();
-        } else {
-            // Its only segment, which has ended it.
-            self.expected.send = self.expected.send.previous();
-        }
-        self.expected.send.0
-    }
-
-    /// The header of a segment that [`Stream::receive`] would deliver as part of a Write, if it does no more than
-    /// [`Stream::write_received`].
-    #[inline(always)]
-    pub fn usual_write(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
-        let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
-        let is_next = match self.open.tagged {
-            OpenTagged::None => true,
-            OpenTagged::Write(open) => open == header.stag,
-            OpenTagged::ReadResponse => false,
-        };
-        let is_write = header.control == Control::new(Opcode::Write) && self.delivers();
-        let wraps = header.offset.checked_add(ulpdu.len() as u64).is_none();
-        (is_write && is_next && !wraps).then_some(header)
-    }
-
-    /// The segment with this header, which [`Stream::usual_write`] returned, was placed.
-    #[inline]
-    pub fn write_received(&mut self, header: &TaggedHeader) {
-        self.heard = true;
-        self.open.tagged = if header.last { OpenTagged::None } else { OpenTagged::Write(header.stag) };
-    }
-
-    /// The header of a segment that [`Stream::receive`] would deliver as part of a Send that invalidates nothing, if it
-    /// does no more than [`Stream::send_received`].
-    #[inline]
-    pub fn usual_send(&self, ulpdu: &[u8]) -> Option<UntaggedHeader> {
-        let Ok(Header::Untagged(header)) = Header::parse(ulpdu) else { return None };
-        let open = &self.open.send;
-        let goes_on = |opcode: Opcode| !open.open || open.opcode == opcode.code();
-        let is_next = header.queue == QueueNumber::SEND
-            && header.message_sequence_number == self.expected.send
-            && header.message_offset == open.received
-            && usual_opcode(header.control).is_some_and(goes_on)
-            && open.received.checked_add(ulpdu.len() as u32).is_some();
-        (is_next && self.delivers() && (self.heard || !self.expects_ready_by_send)).then_some(header)
-    }
-
-    /// The segment with this header, which [`Stream::usual_send`] returned, and so many octets of payload was placed.
-    #[inline]
-    pub fn send_received(&mut self, header: &UntaggedHeader, payload_len: u32) {
-        self.heard = true;
-        self.open.send = OpenSend::default();
-        if header.last {
-            self.expected.send = self.expected.send.next();
-        } else if let Some(opcode) = usual_opcode(header.control) {
-            let received = header.message_offset + payload_len;
-            self.open.send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag: Stag(0), received };
-        }
-    }
-
-    /// The header of a segment that [`Stream::receive`] would deliver as the whole response to a read, if it does no
-    /// more than [`Stream::response_received`].
-    #[inline]
-    pub fn usual_response(&self, ulpdu: &[u8]) -> Option<TaggedHeader> {
-        let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
-        let is_next = header.control == Control::new(Opcode::ReadResponse)
-            && header.last
-            && matches!(self.open.tagged, OpenTagged::None)
-            && header.offset.checked_add(ulpdu.len() as u64).is_some()
-            && self.outstanding.is_answered_by(header.stag, header.offset, ulpdu.len() - TAGGED_HEADER_LEN);
-        (is_next && self.delivers()).then_some(header)
-    }
-
-    /// The segment whose header [`Stream::usual_response`] returned was placed.
-    #[inline]
-    pub fn response_received(&mut self) {
-        self.heard = true;
-        self.outstanding.answered();
-    }
-
-    /// The read of at least one octet that [`Stream::receive`] would deliver, if it does no more than
-    /// [`Stream::read_request_received`].
-    #[inline]
-    pub fn usual_read_request(&self, ulpdu: &[u8]) -> Option<InboundRead> {
-        let Ok(Header::Untagged(header)) = Header::parse(ulpdu) else { return None };
-        let is_next = header.queue == QueueNumber::READ_REQUEST
-            && header.control == Control::new(Opcode::ReadRequest)
-            && header.last
-            && header.message_sequence_number == self.expected.request
-            && header.message_offset == 0
-            && self.open.request.is_none();
-        if !is_next || self.inbound.is_full() || !self.delivers() {
-            return None;
-        }
-        let request = ReadRequest::parse(ulpdu.get(UNTAGGED_HEADER_LEN..)?).ok()?;
-        request.source_offset.checked_add(u64::from(request.length).checked_sub(1)?)?;
-        Some(InboundRead::new(request, TerminatedHeader::from_segment(ulpdu)?))
-    }
-
-    /// The read that [`Stream::usual_read_request`] returned has an accessible source: as [`Stream::accept_read`].
-    #[inline]
-    pub fn read_request_received(&mut self, read: InboundRead) {
-        self.heard = true;
-        self.expected.request = self.expected.request.next();
-        self.accept_read(read);
-    }
-
-    #[inline]
-    fn receive_segment<'a>(&mut self, ulpdu: &'a [u8], first: bool) -> Result<Delivery<'a>, Fault> {
         match Header::parse(ulpdu) {
-            Ok(Header::Tagged(header)) => self.receive_tagged(header, &ulpdu[TAGGED_HEADER_LEN..]),
+            Ok(Header::Tagged(header)) => self.inspect_tagged(header, &ulpdu[TAGGED_HEADER_LEN..]),
             Ok(Header::Untagged(header)) => match header.queue {
-                QueueNumber::SEND => self.receive_send(&header, &ulpdu[UNTAGGED_HEADER_LEN..], first),
-                _ => self.receive_rare(&header, ulpdu, first),
+                QueueNumber::SEND => self.inspect_queue_0(&header, &ulpdu[UNTAGGED_HEADER_LEN..]),
+                QueueNumber::READ_REQUEST => self.inspect_request(&header, ulpdu),
+                _ => self.inspect_rare(&header, ulpdu),
             },
             Err(error) => Err(header_fault(error)),
         }
     }
 
+    /// Takes a segment: what [`Stream::inspect`] said of it, with no other segment taken in between.
     #[inline]
-    fn receive_tagged<'a>(&mut self, header: TaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
-        let TaggedHeader { last, control, stag, offset } = header;
-        if !payload.is_empty() && offset.checked_add(payload.len() as u64 - 1).is_none() {
-            return Err(Fault::TaggedWrap);
+    pub fn commit(&mut self, delivery: &Delivery<'_>) {
+        match delivery {
+            Delivery::Write { stag, last, .. } => self.take_write(*stag, *last),
+            Delivery::ReadResponse { payload, completes, .. } => self.take_response(payload.len() as u32, *completes),
+            Delivery::Send { kind, message_offset, payload, last, .. } => {
+                self.take_send(*kind, message_offset + payload.len() as u32, *last);
+            }
+            Delivery::ReadRequest(read) => self.take_read(*read),
+            rare => self.commit_rare(rare),
         }
-        match opcode(control)? {
-            Opcode::Write => {
-                match self.open.tagged {
-                    OpenTagged::None => {}
-                    OpenTagged::Write(open) if open == stag => {}
-                    OpenTagged::Write(_) | OpenTagged::ReadResponse => return Err(Fault::Interleaved),
-                }
-                self.open.tagged = if last { OpenTagged::None } else { OpenTagged::Write(stag) };
-                Ok(Delivery::Write { stag, offset, payload, last })
+        self.heard = true;
+    }
+
+    fn commit_rare(&mut self, delivery: &Delivery<'_>) {
+        match delivery {
+            Delivery::Immediate { .. } => self.expected.send = self.expected.send.next(),
+            Delivery::AtomicRequest(atomic) => {
+                self.expected.request = self.expected.request.next();
+                self.inbound.push_atomic(*atomic);
             }
-            Opcode::ReadResponse => {
-                if let OpenTagged::Write(_) = self.open.tagged {
-                    return Err(Fault::Interleaved);
-                }
-                let (is_indication, completes) = self.outstanding.receive(stag, offset, payload.len() as u32, last)?;
-                self.open.tagged = if last { OpenTagged::None } else { OpenTagged::ReadResponse };
-                if is_indication {
-                    return Ok(Delivery::ReadyToReceive);
-                }
-                Ok(Delivery::ReadResponse { sink_stag: stag, sink_offset: offset, payload, completes })
+            Delivery::CommitPart { payload } => {
+                self.open.request.get_or_insert_default().extend_from_slice(payload);
             }
-            _ => Err(Fault::UnexpectedOpcode),
+            Delivery::CommitRequest(_) => {
+                self.expected.request = self.expected.request.next();
+                self.open.request = None;
+            }
+            Delivery::AtomicResponse { .. } | Delivery::CommitResponse { .. } => {
+                self.expected.response = self.expected.response.next();
+                self.outstanding.take(0, true);
+            }
+            Delivery::Terminate(terminate) => self.terminated_by_peer(*terminate),
+            Delivery::ReadyToReceive { .. } if self.awaits_ready_by_send() => {
+                self.expected.send = self.expected.send.next();
+            }
+            Delivery::ReadyToReceive { last } => self.take_response(0, *last),
+            Delivery::Write { .. }
+            | Delivery::ReadResponse { .. }
+            | Delivery::Send { .. }
+            | Delivery::ReadRequest(_)
+            | Delivery::Ignored => {}
         }
     }
 
+    /// A [`Delivery::Send`] that is `first`, or a [`Delivery::Immediate`], waits for a receive: inspect it again when
+    /// one is posted. Returns the message's sequence number.
+    pub fn await_receive(&mut self) -> u32 {
+        self.heard = true;
+        self.expected.send.0
+    }
+
+    /// Whether the next FPDU is the first one, and may be a Send without payload that is not for the consumer.
     #[inline]
-    fn receive_send<'a>(
-        &mut self,
-        header: &UntaggedHeader,
-        payload: &'a [u8],
-        first_fpdu: bool,
-    ) -> Result<Delivery<'a>, Fault> {
+    pub fn awaits_ready_by_send(&self) -> bool {
+        self.expects_ready_by_send && !self.heard
+    }
+
+    #[inline]
+    fn inspect_tagged<'a>(&self, header: TaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let TaggedHeader { last, control, stag, offset } = header;
+        match opcode(control) {
+            Ok(Opcode::Write) => {
+                self.inspect_write(&header, payload.len())?;
+                Ok(Delivery::Write { stag, offset, payload, last })
+            }
+            Ok(Opcode::ReadResponse) => {
+                if self.inspect_response(&header, payload.len())? {
+                    return Ok(Delivery::ReadyToReceive { last });
+                }
+                Ok(Delivery::ReadResponse { sink_stag: stag, sink_offset: offset, payload, completes: last })
+            }
+            other => {
+                check_wrap(&header, payload.len())?;
+                Err(other.err().unwrap_or(Fault::UnexpectedOpcode))
+            }
+        }
+    }
+
+    /// Checks a segment of a Write with so many octets of payload; take it by [`Stream::take_write`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::inspect`].
+    #[inline(always)]
+    pub fn inspect_write(&self, header: &TaggedHeader, payload_len: usize) -> Result<(), Fault> {
+        check_wrap(header, payload_len)?;
+        match self.open.tagged {
+            OpenTagged::Write(open) if open != header.stag => Err(Fault::Interleaved),
+            OpenTagged::ReadResponse => Err(Fault::Interleaved),
+            OpenTagged::None | OpenTagged::Write(_) => Ok(()),
+        }
+    }
+
+    /// Takes the segment of a Write.
+    #[inline(always)]
+    pub fn take_write(&mut self, stag: Stag, last: bool) {
+        self.heard = true;
+        self.open.tagged = if last { OpenTagged::None } else { OpenTagged::Write(stag) };
+    }
+
+    /// Checks a segment of a Read Response with so many octets of payload; take it by [`Stream::take_response`]. True:
+    /// it answers a ready-to-receive indication.
+    ///
+    /// # Errors
+    /// Those of [`Stream::inspect`].
+    #[inline(always)]
+    pub fn inspect_response(&self, header: &TaggedHeader, payload_len: usize) -> Result<bool, Fault> {
+        check_wrap(header, payload_len)?;
+        if let OpenTagged::Write(_) = self.open.tagged {
+            return Err(Fault::Interleaved);
+        }
+        self.outstanding.inspect(header.stag, header.offset, payload_len as u32, header.last)
+    }
+
+    /// Takes the segment of a Read Response.
+    #[inline(always)]
+    pub fn take_response(&mut self, payload_len: u32, last: bool) {
+        self.heard = true;
+        self.outstanding.take(payload_len, last);
+        self.open.tagged = if last { OpenTagged::None } else { OpenTagged::ReadResponse };
+    }
+
+    #[inline]
+    fn inspect_queue_0<'a>(&self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let UntaggedHeader { last, message_offset, .. } = *header;
+        // The word of the STag is meaningless in the other kinds and ignored.
+        let kind = match opcode(header.control) {
+            Ok(Opcode::Send) => SendKind::Plain,
+            Ok(Opcode::SendInvalidate) => SendKind::Invalidate(header.invalidate_stag),
+            Ok(Opcode::SendSolicited) => SendKind::Solicited,
+            Ok(Opcode::SendSolicitedInvalidate) => SendKind::SolicitedInvalidate(header.invalidate_stag),
+            other => {
+                self.inspect_place(header, payload.len())?;
+                return self.inspect_immediate(other?, header, payload);
+            }
+        };
+        let received = self.inspect_send(header, kind, payload.len())?;
+        if self.awaits_ready_by_send() && last && received == 0 && kind == SendKind::Plain {
+            return Ok(Delivery::ReadyToReceive { last });
+        }
+        Ok(Delivery::Send { first: self.open.send.is_none(), kind, message_offset, payload, last })
+    }
+
+    /// Checks the place of a segment among the messages of queue 0. Returns where it ends in its message.
+    #[inline(always)]
+    fn inspect_place(&self, header: &UntaggedHeader, payload_len: usize) -> Result<u32, Fault> {
         let open = self.open.send;
         if header.message_sequence_number != self.expected.send {
             // The next message may not begin before the open one has ended. Any other number is simply wrong.
-            let is_next = open.open && header.message_sequence_number == self.expected.send.next();
+            let is_next = open.is_some() && header.message_sequence_number == self.expected.send.next();
             return Err(if is_next { Fault::Interleaved } else { Fault::InvalidMessageSequenceNumber });
         }
-        if header.message_offset != open.received {
+        let received = open.map_or(0, |open| open.received);
+        if header.message_offset != received {
             return Err(Fault::InvalidMessageOffset);
         }
-        let received = open.received.checked_add(payload.len() as u32).ok_or(Fault::MessageTooLong)?;
-        let opcode = opcode(header.control)?;
-        let (solicited, invalidates) = match opcode {
-            Opcode::Send => (false, false),
-            Opcode::SendInvalidate => (false, true),
-            Opcode::SendSolicited => (true, false),
-            Opcode::SendSolicitedInvalidate => (true, true),
-            other => return self.receive_immediate(other, header, payload),
-        };
-        // The word is meaningless in the other kinds and ignored.
-        let invalidate_stag = if invalidates { header.invalidate_stag } else { Stag(0) };
-        if open.open && (open.opcode != opcode.code() || open.invalidate_stag != invalidate_stag) {
-            return Err(Fault::Interleaved);
+        received.checked_add(payload_len as u32).ok_or(Fault::MessageTooLong)
+    }
+
+    /// Checks a segment of a Send of this kind with so many octets of payload; take it by [`Stream::take_send`].
+    /// Returns where it ends in its message. It is not for the consumer if it is the whole message, has no payload, and
+    /// [`Stream::awaits_ready_by_send`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::inspect`].
+    #[inline(always)]
+    pub fn inspect_send(&self, header: &UntaggedHeader, kind: SendKind, payload_len: usize) -> Result<u32, Fault> {
+        let end = self.inspect_place(header, payload_len)?;
+        match self.open.send {
+            Some(open) if open.kind != kind => Err(Fault::Interleaved),
+            _ => Ok(end),
         }
-        if !header.last {
-            self.open.send = OpenSend { open: true, opcode: opcode.code(), invalidate_stag, received };
-            return Ok(Delivery::Send {
-                first: !open.open,
-                message_offset: header.message_offset,
-                payload,
-                completes: None,
-            });
+    }
+
+    /// Takes the segment of a Send that ends at `end` octets of its message.
+    #[inline(always)]
+    pub fn take_send(&mut self, kind: SendKind, end: u32, last: bool) {
+        self.heard = true;
+        if last {
+            self.open.send = None;
+            self.expected.send = self.expected.send.next();
+        } else {
+            self.open.send = Some(OpenSend { kind, received: end });
         }
-        self.open.send = OpenSend::default();
-        self.expected.send = self.expected.send.next();
-        if first_fpdu && self.expects_ready_by_send && received == 0 && opcode == Opcode::Send {
-            return Ok(Delivery::ReadyToReceive);
-        }
-        Ok(Delivery::Send {
-            first: !open.open,
-            message_offset: header.message_offset,
-            payload,
-            completes: Some(SendEnd {
-                length: received,
-                solicited,
-                invalidate: invalidates.then_some(invalidate_stag),
-            }),
-        })
     }
 
     /// Immediate Data: the messages on queue 0 that are not Sends (RFC 7306 §6.3).
     #[cold]
-    fn receive_immediate<'a>(
-        &mut self,
+    fn inspect_immediate<'a>(
+        &self,
         opcode: Opcode,
         header: &UntaggedHeader,
         payload: &'a [u8],
@@ -349,39 +332,44 @@ impl Stream {
             Opcode::ImmediateSolicited if self.features().immediate => true,
             other => return Err(self.misplaced(other, QueueNumber::SEND)),
         };
-        if self.open.send.open {
+        if self.open.send.is_some() {
             return Err(Fault::Interleaved);
         }
         if !header.last {
             return Err(Fault::NotOneSegment);
         }
         let data = ImmediateData::parse(payload).map_err(|_| Fault::WrongLength)?;
-        self.expected.send = self.expected.send.next();
         Ok(Delivery::Immediate { data, solicited })
     }
 
-    /// The queues other than queue 0.
-    fn receive_rare<'a>(
-        &mut self,
-        header: &UntaggedHeader,
-        ulpdu: &'a [u8],
-        first_fpdu: bool,
-    ) -> Result<Delivery<'a>, Fault> {
+    /// The queues of a Terminate and of responses.
+    fn inspect_rare<'a>(&self, header: &UntaggedHeader, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         let payload = &ulpdu[UNTAGGED_HEADER_LEN..];
         match header.queue {
-            QueueNumber::READ_REQUEST => self.receive_request(header, ulpdu, payload),
-            QueueNumber::TERMINATE => self.receive_terminate(header, payload, first_fpdu),
-            queue if self.features().has_queue(queue) => self.receive_response(header, payload),
+            QueueNumber::TERMINATE => self.inspect_terminate(header, payload),
+            queue if self.features().has_queue(queue) => self.inspect_queue_3(header, payload),
             _ => Err(Fault::InvalidQueue),
         }
     }
 
-    fn receive_request<'a>(
-        &mut self,
-        header: &UntaggedHeader,
-        ulpdu: &'a [u8],
-        payload: &'a [u8],
-    ) -> Result<Delivery<'a>, Fault> {
+    fn inspect_request<'a>(&self, header: &UntaggedHeader, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let payload = &ulpdu[UNTAGGED_HEADER_LEN..];
+        let opcode = opcode(header.control);
+        if opcode == Ok(Opcode::ReadRequest) {
+            return Ok(Delivery::ReadRequest(self.inspect_read(header, ulpdu)?));
+        }
+        self.inspect_request_place(header, payload)?;
+        match opcode? {
+            Opcode::CommitRequest if self.features().commit => self.inspect_commit(header, ulpdu, payload),
+            _ if self.open.request.is_some() => Err(Fault::Interleaved),
+            Opcode::AtomicRequest if self.features().atomics => self.inspect_atomic(header, ulpdu, payload),
+            other => Err(self.misplaced(other, QueueNumber::READ_REQUEST)),
+        }
+    }
+
+    /// Checks the place of a segment among the requests.
+    #[inline(always)]
+    fn inspect_request_place(&self, header: &UntaggedHeader, payload: &[u8]) -> Result<(), Fault> {
         let open = self.open.request.as_ref().map(Vec::len);
         if header.message_sequence_number != self.expected.request {
             let is_next = open.is_some() && header.message_sequence_number == self.expected.request.next();
@@ -394,12 +382,19 @@ impl Stream {
         if received + payload.len() > LARGEST_REQUEST as usize {
             return Err(Fault::MessageTooLong);
         }
-        match opcode(header.control)? {
-            Opcode::CommitRequest if self.features().commit => return self.receive_commit(header, ulpdu, payload),
-            _ if open.is_some() => return Err(Fault::Interleaved),
-            Opcode::ReadRequest => {}
-            Opcode::AtomicRequest if self.features().atomics => return self.receive_atomic(header, ulpdu, payload),
-            other => return Err(self.misplaced(other, QueueNumber::READ_REQUEST)),
+        Ok(())
+    }
+
+    /// Checks a Read Request; take it by [`Stream::take_read`], if its source may be read.
+    ///
+    /// # Errors
+    /// Those of [`Stream::inspect`].
+    #[inline(always)]
+    pub fn inspect_read(&self, header: &UntaggedHeader, ulpdu: &[u8]) -> Result<InboundRead, Fault> {
+        let payload = ulpdu.get(UNTAGGED_HEADER_LEN..).unwrap_or(&[]);
+        self.inspect_request_place(header, payload)?;
+        if self.open.request.is_some() {
+            return Err(Fault::Interleaved);
         }
         // Check the opcode first, though DDP would find a full queue before it: a peer that probes for an extension
         // must learn that it is absent, and each kind of request has slots of its own.
@@ -415,13 +410,20 @@ impl Stream {
             return Err(Fault::ReadWrap);
         }
         let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
+        Ok(InboundRead::new(request, ddp_header))
+    }
+
+    /// Takes a Read Request, which is answered after the requests before it.
+    #[inline(always)]
+    pub fn take_read(&mut self, read: InboundRead) {
+        self.heard = true;
         self.expected.request = self.expected.request.next();
-        Ok(Delivery::ReadRequest(InboundRead::new(request, ddp_header)))
+        self.inbound.push(read);
     }
 
     /// An Atomic Request (RFC 7306 §5.2.1).
-    fn receive_atomic<'a>(
-        &mut self,
+    fn inspect_atomic<'a>(
+        &self,
         header: &UntaggedHeader,
         ulpdu: &'a [u8],
         payload: &'a [u8],
@@ -438,14 +440,13 @@ impl Stream {
             return Err(Fault::ReadWrap);
         }
         let ddp_header = TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?;
-        self.expected.request = self.expected.request.next();
         Ok(Delivery::AtomicRequest(InboundAtomic::new(operation, request, ddp_header)))
     }
 
     /// A Commit Request (draft-talpey-rdma-commit §3.2.1), the only request that may have several segments.
     #[cold]
-    fn receive_commit<'a>(
-        &mut self,
+    fn inspect_commit<'a>(
+        &self,
         header: &UntaggedHeader,
         ulpdu: &'a [u8],
         payload: &'a [u8],
@@ -454,36 +455,31 @@ impl Stream {
             return Err(Fault::NoBuffer);
         }
         if !header.last {
-            self.open.request.get_or_insert_default().extend_from_slice(payload);
-            return Ok(Delivery::CommitPart);
+            return Ok(Delivery::CommitPart { payload });
         }
-        let gathered = self.open.request.take().map(|mut octets| {
-            octets.extend_from_slice(payload);
-            octets
-        });
-        let request = CommitRequest::parse(gathered.as_deref().unwrap_or(payload)).map_err(|_| Fault::WrongLength)?;
-        let exceeds = request.region_count() > COMMIT_REGION_LIMIT as usize;
-        let mut regions = self.spare_regions.pop().unwrap_or_default();
-        if !exceeds {
-            for region in request.regions() {
-                if region.length != 0 && region.offset.checked_add(u64::from(region.length) - 1).is_none() {
-                    return Err(Fault::ReadWrap);
-                }
-                regions.push(region);
-            }
-        }
+        let octets = match &self.open.request {
+            Some(before) => Cow::Owned([before, payload].concat()),
+            None => Cow::Borrowed(payload),
+        };
+        let request_identifier = CommitRequest::parse(&octets).map_err(|_| Fault::WrongLength)?.request_identifier;
         let head = CommitHead {
-            request_identifier: request.request_identifier,
+            request_identifier,
             invalidate: header.invalidate_stag,
             header: TerminatedHeader::from_segment(ulpdu).ok_or(Fault::SegmentTooShort)?,
             segment_length: ulpdu.len() as u16,
         };
-        self.expected.request = self.expected.request.next();
-        Ok(Delivery::CommitRequest(InboundCommit { regions, exceeds, head }))
+        let commit = InboundCommit::new(octets, head);
+        let wraps = |region: CommitRegion| {
+            region.length != 0 && region.offset.checked_add(u64::from(region.length) - 1).is_none()
+        };
+        if commit.regions().any(wraps) {
+            return Err(Fault::ReadWrap);
+        }
+        Ok(Delivery::CommitRequest(commit))
     }
 
     /// Queue 3, which has one buffer per outstanding request that is answered on it (RFC 7306 §5.2.2).
-    fn receive_response<'a>(&mut self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+    fn inspect_queue_3<'a>(&self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         if header.message_sequence_number != self.expected.response {
             return Err(Fault::InvalidMessageSequenceNumber);
         }
@@ -495,38 +491,27 @@ impl Stream {
         }
         match opcode(header.control)? {
             Opcode::AtomicResponse if self.features().atomics => {}
-            Opcode::CommitResponse if self.features().commit => return self.receive_commit_response(header, payload),
+            Opcode::CommitResponse if self.features().commit => return self.inspect_commit_response(header, payload),
             other => return Err(self.misplaced(other, QueueNumber::ATOMIC_RESPONSE)),
         }
         if !header.last {
             return Err(Fault::NotOneSegment);
         }
         let response = AtomicResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
-        self.outstanding.receive_atomic(response.request_identifier)?;
-        self.expected.response = self.expected.response.next();
+        self.outstanding.inspect_atomic(response.request_identifier)?;
         Ok(Delivery::AtomicResponse { original_value: response.original_value })
     }
 
-    fn receive_commit_response<'a>(
-        &mut self,
-        header: &UntaggedHeader,
-        payload: &'a [u8],
-    ) -> Result<Delivery<'a>, Fault> {
+    fn inspect_commit_response<'a>(&self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         if !header.last {
             return Err(Fault::NotOneSegment);
         }
         let response = CommitResponse::parse(payload).map_err(|_| Fault::WrongLength)?;
-        self.outstanding.receive_commit(response.request_identifier)?;
-        self.expected.response = self.expected.response.next();
+        self.outstanding.inspect_commit(response.request_identifier)?;
         Ok(Delivery::CommitResponse { status: response.status })
     }
 
-    fn receive_terminate<'a>(
-        &mut self,
-        header: &UntaggedHeader,
-        payload: &'a [u8],
-        first_fpdu: bool,
-    ) -> Result<Delivery<'a>, Fault> {
+    fn inspect_terminate<'a>(&self, header: &UntaggedHeader, payload: &'a [u8]) -> Result<Delivery<'a>, Fault> {
         // A stream has one Terminate only.
         if header.message_sequence_number != uwarp_wire::ddp::MessageSequenceNumber::FIRST {
             return Err(Fault::InvalidMessageSequenceNumber);
@@ -545,8 +530,7 @@ impl Stream {
             return Err(Fault::NotOneSegment);
         }
         let terminate =
-            ReceivedTerminate::parse(payload, first_fpdu && self.is_responder()).ok_or(Fault::WrongLength)?;
-        self.terminated_by_peer(terminate);
+            ReceivedTerminate::parse(payload, !self.heard && self.is_responder()).ok_or(Fault::WrongLength)?;
         Ok(Delivery::Terminate(terminate))
     }
 
@@ -560,18 +544,21 @@ impl Stream {
     }
 }
 
+/// The offsets of a tagged segment do not wrap.
+#[inline(always)]
+fn check_wrap(header: &TaggedHeader, payload_len: usize) -> Result<(), Fault> {
+    match header.offset.checked_add((payload_len as u64).saturating_sub(1)) {
+        Some(_) => Ok(()),
+        None => Err(Fault::TaggedWrap),
+    }
+}
+
 #[inline]
 fn opcode(control: Control) -> Result<Opcode, Fault> {
     control.parse().map_err(|error| match error {
         WireError::RdmapVersion => Fault::RdmapVersion,
         _ => Fault::UnexpectedOpcode,
     })
-}
-
-/// The operation of a Send that invalidates nothing, with reserved bits 0.
-#[inline]
-fn usual_opcode(control: Control) -> Option<Opcode> {
-    [Opcode::Send, Opcode::SendSolicited].into_iter().find(|opcode| control == Control::new(*opcode))
 }
 
 #[cold]

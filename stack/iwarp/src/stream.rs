@@ -1,8 +1,8 @@
 //! One RDMAP stream in full operation: sequence numbers of its queues, read limits in both directions, the parameters
 //! agreed at start-up, and how it ends.
 //!
-//! The inbound half is [`Stream::receive`] in [`crate::receive`]. Outbound messages are created here, since they take
-//! sequence numbers and read slots; [`crate::Message::next_segment`] cuts them.
+//! The inbound half is [`Stream::inspect`] and [`Stream::commit`] in [`crate::receive`]. Outbound messages are created
+//! here, since they take sequence numbers and read slots; [`crate::Message::next_segment`] cuts them.
 
 use uwarp_wire::ddp::{
     QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -43,13 +43,9 @@ pub struct Stream {
     pub(crate) expects_ready_by_send: bool,
     /// An FPDU of the peer has arrived.
     pub(crate) heard: bool,
-    /// [`Stream::receive`] found a fault; nothing is delivered until the caller calls [`Stream::fail`].
-    pub(crate) faulted: bool,
     /// A Terminate was created; it is the last message.
     terminate_sent: bool,
     pub(crate) open: OpenMessages,
-    /// Lists of regions for reuse.
-    pub(crate) spare_regions: Vec<Vec<CommitRegion>>,
     /// Numbers that the peer's next messages must have.
     pub(crate) expected: Numbers,
     /// Numbers that our next messages get.
@@ -69,10 +65,8 @@ impl Stream {
             ready_to_receive: parameters.ready_to_receive,
             expects_ready_by_send: parameters.expects_ready_by_send,
             heard: false,
-            faulted: false,
             terminate_sent: false,
             open: OpenMessages::default(),
-            spare_regions: Vec::new(),
             expected: Numbers::FIRST,
             next: Numbers::FIRST,
             outstanding: OutstandingReads::new(parameters.ord),
@@ -127,10 +121,6 @@ impl Stream {
     /// §8).
     #[inline]
     pub fn delivers(&self) -> bool {
-        self.is_open() && !self.faulted
-    }
-
-    fn is_open(&self) -> bool {
         matches!(self.state, QpState::Rts | QpState::Closing)
     }
 
@@ -282,17 +272,6 @@ impl Stream {
         self.inbound.limit()
     }
 
-    /// Queues an inbound read whose source was found accessible. It is answered after the requests before it.
-    pub fn accept_read(&mut self, read: InboundRead) {
-        self.inbound.push(read);
-    }
-
-    /// Queues an inbound atomic whose target was found accessible. It is carried out and answered after the requests
-    /// before it.
-    pub fn accept_atomic(&mut self, atomic: InboundAtomic) {
-        self.inbound.push_atomic(atomic);
-    }
-
     /// The atomic to be answered next, if the next request is one. Carry it out once, now, and then call
     /// [`Stream::atomic_response`] or [`Stream::fail_atomic`].
     pub fn next_atomic(&mut self) -> Option<InboundAtomic> {
@@ -317,14 +296,6 @@ impl Stream {
     /// out only when it is due to be answered.
     pub fn commit_waits(&self, ticket: CommitTicket) -> bool {
         self.inbound.waits_for_atomic(ticket)
-    }
-
-    /// Takes a list of regions back.
-    pub fn recycle(&mut self, mut regions: Vec<CommitRegion>) {
-        if self.spare_regions.len() < usize::from(self.inbound.limit()) {
-            regions.clear();
-            self.spare_regions.push(regions);
-        }
     }
 
     /// A commit of the peer has ended with this status; 0 is success. Returns false if it had ended before.
@@ -403,6 +374,7 @@ impl Stream {
     /// `failed` is the ULPDU at fault, if there is one. Returns `None` if no Terminate is due: one was sent or received
     /// before (the first fault counts), the stream is over, or none can be sent (an invalid start-up frame).
     pub fn fail(&mut self, fault: Fault, failed: Option<&[u8]>) -> Option<Message> {
+        self.heard |= failed.is_some();
         self.terminate(fault, failed.and_then(FailedSegment::of))
     }
 
@@ -414,7 +386,7 @@ impl Stream {
     }
 
     fn terminate(&mut self, fault: Fault, failed: Option<FailedSegment>) -> Option<Message> {
-        let due = self.is_open() && !self.terminate_sent && fault != Fault::InvalidStartupFrame;
+        let due = self.delivers() && !self.terminate_sent && fault != Fault::InvalidStartupFrame;
         if let Ok(state) = self.state.after(Event::LocalFault) {
             self.state = state;
         }

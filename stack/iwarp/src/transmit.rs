@@ -33,7 +33,9 @@ pub enum SendKind {
 }
 
 impl SendKind {
-    pub(crate) const fn opcode(self) -> Opcode {
+    /// The opcode of the message.
+    #[inline]
+    pub const fn opcode(self) -> Opcode {
         match self {
             SendKind::Plain => Opcode::Send,
             SendKind::Solicited => Opcode::SendSolicited,
@@ -42,10 +44,26 @@ impl SendKind {
         }
     }
 
-    pub(crate) const fn invalidate_stag(self) -> Stag {
+    /// The STag that the peer of the sender has to invalidate before the receive completes.
+    #[inline]
+    pub const fn invalidates(self) -> Option<Stag> {
         match self {
-            SendKind::Plain | SendKind::Solicited => Stag(0),
-            SendKind::Invalidate(stag) | SendKind::SolicitedInvalidate(stag) => stag,
+            SendKind::Plain | SendKind::Solicited => None,
+            SendKind::Invalidate(stag) | SendKind::SolicitedInvalidate(stag) => Some(stag),
+        }
+    }
+
+    /// Whether the completion of the receive is a solicited event.
+    #[inline]
+    pub const fn is_solicited(self) -> bool {
+        matches!(self, SendKind::Solicited | SendKind::SolicitedInvalidate(_))
+    }
+
+    /// The word for the STag in the header.
+    pub(crate) const fn invalidate_stag(self) -> Stag {
+        match self.invalidates() {
+            Some(stag) => stag,
+            None => Stag(0),
         }
     }
 }

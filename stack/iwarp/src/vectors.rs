@@ -12,7 +12,7 @@ use uwarp_wire::rdmap::{
 use crate::fault::Fault;
 use crate::framing::{Framed, Marked, Trailer, deframe, deframe_marked, insert_markers};
 use crate::opcode::Features;
-use crate::receive::{Delivery, SendEnd};
+use crate::receive::Delivery;
 use crate::startup::{
     Initiator, InitiatorOptions, Outcome, ReadLimits, ReadyToReceiveKinds, Responder, ResponderOptions, Revision, Role,
     StartupError,
@@ -81,12 +81,11 @@ fn stream_before(ulpdu: &[u8]) -> Stream {
             QueueNumber::SEND => {
                 stream.expected.send = header.message_sequence_number;
                 if header.message_offset != 0 {
-                    stream.open.send = OpenSend {
-                        open: true,
-                        opcode: header.control.opcode().unwrap().code(),
-                        invalidate_stag: Stag(0),
-                        received: header.message_offset,
+                    let kind = match header.control.opcode().unwrap() {
+                        Opcode::Send => SendKind::Plain,
+                        other => panic!("{other:?} has one segment in all vectors"),
                     };
+                    stream.open.send = Some(OpenSend { kind, received: header.message_offset });
                 }
             }
             QueueNumber::READ_REQUEST => stream.expected.request = header.message_sequence_number,
@@ -160,24 +159,16 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             assert!(completes, "{name}");
             (Message::read_response(sink_stag, sink_offset, payload.len() as u32), payload.to_vec())
         }
-        Delivery::Send { first, message_offset, payload, completes } => {
+        Delivery::Send { first, kind, message_offset, payload, last } => {
             is("MO", u64::from(message_offset));
-            is("L", u64::from(completes.is_some()));
+            is("L", u64::from(last));
             assert_eq!(first, message_offset == 0, "{name}");
             let number = MessageSequenceNumber(u32::from_be_bytes(ulpdu[10..14].try_into().unwrap()));
             is("MSN", u64::from(number.0));
             let length = message_offset + payload.len() as u32;
-            let end = completes.unwrap_or(SendEnd { length, solicited: false, invalidate: None });
-            assert_eq!(end.length, length);
-            let (kind, opcode) = match (end.solicited, end.invalidate) {
-                (false, None) => (SendKind::Plain, 3),
-                (false, Some(stag)) => (SendKind::Invalidate(stag), 4),
-                (true, None) => (SendKind::Solicited, 5),
-                (true, Some(stag)) => (SendKind::SolicitedInvalidate(stag), 6),
-            };
-            is("opcode", opcode);
-            is("InvSTag", end.invalidate.map_or(0, |stag| u64::from(stag.0)));
-            let mut message = Message::send(kind, number, length + u32::from(completes.is_none()));
+            is("opcode", u64::from(kind.opcode().code()));
+            is("InvSTag", u64::from(kind.invalidate_stag().0));
+            let mut message = Message::send(kind, number, length + u32::from(!last));
             if message_offset != 0 {
                 message.cut_segment(message_offset);
             }
@@ -219,19 +210,20 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             is("opcode", 12);
             is("ReqId", u64::from(commit.head.request_identifier));
             let stated = vector.fields["regions"].as_array().unwrap();
-            assert_eq!(commit.regions.len(), stated.len(), "{name}");
-            for (region, stated) in commit.regions.iter().zip(stated) {
+            let regions: Vec<_> = commit.regions().collect();
+            assert_eq!(regions.len(), stated.len(), "{name}");
+            for (region, stated) in regions.iter().zip(stated) {
                 assert_eq!(Some(u64::from(region.stag.0)), number(&stated["STag"]), "{name}");
                 assert_eq!(Some(u64::from(region.length)), number(&stated["Length"]), "{name}");
                 assert_eq!(Some(region.offset.0), number(&stated["TO"]), "{name}");
             }
-            let mut payload = vec![0; CommitRequest::emit_len(commit.regions.len())];
-            CommitRequest::emit(commit.head.request_identifier, &commit.regions, &mut payload);
+            let mut payload = vec![0; CommitRequest::emit_len(regions.len())];
+            CommitRequest::emit(commit.head.request_identifier, &regions, &mut payload);
             let sequence_number = MessageSequenceNumber(field("MSN").unwrap() as u32);
             // The two forms in which it can be sent.
-            let one = Message::commit_of(&commit.regions[0], commit.head.request_identifier, sequence_number);
+            let one = Message::commit_of(&regions[0], commit.head.request_identifier, sequence_number);
             assert_eq!(single(one, &[]), ulpdu, "{name}");
-            (Message::commit_request(commit.regions.len() as u32, sequence_number), payload)
+            (Message::commit_request(regions.len() as u32, sequence_number), payload)
         }
         Delivery::CommitResponse { status } => {
             is("opcode", 13);
@@ -253,7 +245,9 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             is("seglen", u64::from(terminate.segment_length.unwrap_or(0)));
             (Message::terminate(&terminate), Vec::new())
         }
-        Delivery::CommitPart | Delivery::ReadyToReceive | Delivery::Ignored => panic!("{name}: {delivery:?}"),
+        Delivery::CommitPart { .. } | Delivery::ReadyToReceive { .. } | Delivery::Ignored => {
+            panic!("{name}: {delivery:?}")
+        }
     }
 }
 
@@ -483,7 +477,7 @@ fn indications_are_written_as_their_vectors() {
         assert_eq!(fpdu(&single(message, &[]), true), all[name].octets);
         if kind == ReadyToReceive::Read {
             let response = all["rtr-read0-response"].ulpdu.clone().unwrap();
-            assert_eq!(stream.receive(&response), Ok(Delivery::ReadyToReceive));
+            assert_eq!(stream.receive(&response), Ok(Delivery::ReadyToReceive { last: true }));
             assert_eq!(
                 Message::read_response(Stag(1), TaggedOffset(0), 0).next_segment(128).unwrap().header(),
                 response

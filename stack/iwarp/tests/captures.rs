@@ -11,9 +11,16 @@ use uwarp_iwarp::startup::{
     Initiator, InitiatorOptions, Outcome, Parameters, PeerRequest, ReadLimits, ReadyToReceive, ReadyToReceiveKinds,
     Responder, ResponderOptions, Revision,
 };
-use uwarp_iwarp::{Delivery, Message, Stream};
+use uwarp_iwarp::{Delivery, Fault, Message, Stream};
 use uwarp_wire::ddp::Header;
 use uwarp_wire::rdmap::TerminateLayer;
+
+/// Takes a segment, if nothing is wrong with it.
+fn receive<'a>(stream: &mut Stream, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+    let delivery = stream.inspect(ulpdu)?;
+    stream.commit(&delivery);
+    Ok(delivery)
+}
 
 /// One direction of the TCP connection: its octets in order, however the segments were cut and ordered.
 #[derive(Default)]
@@ -163,7 +170,7 @@ fn decode(name: &str) -> Decoded {
             let header = Header::parse(&ulpdu).unwrap();
             sent[from].push((header.control().opcode().unwrap().code(), ulpdu.len()));
             let first_of_client = from == 0 && sent[0].len() == 1;
-            match streams[1 - from].receive(&ulpdu).unwrap_or_else(|fault| panic!("{name}: {fault}")) {
+            match receive(&mut streams[1 - from], &ulpdu).unwrap_or_else(|fault| panic!("{name}: {fault}")) {
                 Delivery::ReadRequest(inbound) => {
                     // The side that sent it expects the response from now on.
                     if first_of_client && indication.is_some() {
@@ -175,7 +182,6 @@ fn decode(name: &str) -> Decoded {
                         let ours = ours.expect("within the limits").next_segment(1442).unwrap();
                         assert_eq!(ours.header(), ulpdu, "{name}");
                     }
-                    streams[1 - from].accept_read(inbound);
                     owed[1 - from].push_back(streams[1 - from].next_response().unwrap().message);
                     streams[1 - from].response_sent(0);
                     streams[1 - from].acknowledged(0);
@@ -207,11 +213,11 @@ fn decode(name: &str) -> Decoded {
                 | Delivery::AtomicRequest(_)
                 | Delivery::AtomicResponse { .. }
                 | Delivery::CommitRequest(_)
-                | Delivery::CommitPart
+                | Delivery::CommitPart { .. }
                 | Delivery::CommitResponse { .. } => {
                     panic!("{name}: siw has no extensions")
                 }
-                Delivery::ReadyToReceive => {
+                Delivery::ReadyToReceive { .. } => {
                     assert_eq!(indication, Some(ReadyToReceive::Read));
                     owed[from].pop_front().unwrap();
                 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use uwarp_iwarp::framing::{Crc32c, Framed, Trailer, deframe};
 use uwarp_iwarp::opcode::Features;
 use uwarp_iwarp::startup::{Initiator, InitiatorOptions, Outcome, Parameters, ReadLimits, Responder, ResponderOptions};
-use uwarp_iwarp::{Delivery, Message, SendKind, Stream};
+use uwarp_iwarp::{Delivery, Fault, Message, SendKind, Stream};
 use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::rdmap::ReadRequest;
 
@@ -27,6 +27,13 @@ fn agreed(limit: u16) -> (Parameters, Parameters) {
 fn pair(limit: u16) -> (Stream, Stream) {
     let (client, server) = agreed(limit);
     (Stream::new(&client, Features::default()), Stream::new(&server, Features::default()))
+}
+
+/// Takes a segment, if nothing is wrong with it.
+fn receive<'a>(stream: &mut Stream, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+    let delivery = stream.inspect(ulpdu)?;
+    stream.commit(&delivery);
+    Ok(delivery)
 }
 
 /// Appends the FPDU of one segment to the octets of a direction.
@@ -142,11 +149,10 @@ proptest! {
         }
         let mut ended = false;
         for ulpdu in &segments {
-            match stream.receive(ulpdu) {
+            match receive(&mut stream, ulpdu) {
                 Ok(Delivery::Ignored) => prop_assert!(ended),
                 Ok(Delivery::ReadRequest(inbound)) => {
                     prop_assert!(!ended);
-                    stream.accept_read(inbound);
                     prop_assert!(stream.inbound_reads() <= usize::from(limit));
                     if inbound.request.length % 2 == 0
                         && let Some(mut response) = stream.next_response()
@@ -216,19 +222,19 @@ proptest! {
         let mut next = 0;
         let mut placed: Vec<u8> = Vec::new();
         arrive(&wire, &pieces, |ulpdu| {
-            let done = match (server.receive(ulpdu).unwrap(), &works[next]) {
+            let done = match (receive(&mut server, ulpdu).unwrap(), &works[next]) {
                 (
-                    Delivery::Send { first, message_offset, payload, completes },
+                    Delivery::Send { first, kind, message_offset, payload, last },
                     Work::Send { len, solicited, invalidate },
                 ) => {
                     assert_eq!((first, message_offset as usize), (placed.is_empty(), placed.len()));
                     placed.extend_from_slice(payload);
-                    if let Some(end) = completes {
-                        assert_eq!((end.length as usize, end.solicited), (*len, *solicited));
-                        assert_eq!(end.invalidate, invalidate.map(Stag));
+                    if last {
+                        assert_eq!(kind.is_solicited(), *solicited);
+                        assert_eq!(kind.invalidates(), invalidate.map(Stag));
                         assert_eq!(placed, pattern(*len, next));
                     }
-                    completes.is_some()
+                    last
                 }
                 (Delivery::Write { stag: to, offset: place, payload, last }, Work::Write { len, stag, offset }) => {
                     assert_eq!((to.0, place.0), (*stag, offset + placed.len() as u64));
@@ -240,7 +246,6 @@ proptest! {
                 }
                 (Delivery::ReadRequest(inbound), Work::Read { len, .. }) => {
                     assert_eq!(inbound.request.length as usize, *len);
-                    server.accept_read(inbound);
                     let response = server.next_response().unwrap();
                     assert_eq!((response.source_stag, response.source_offset.0), (Stag(99), next as u64));
                     send(&mut back, response.message, &pattern(*len, next), &mut limits);
@@ -270,7 +275,7 @@ proptest! {
         let mut next = 0;
         let mut placed: Vec<u8> = Vec::new();
         if !back.is_empty() {
-            arrive(&back, &pieces, |ulpdu| match client.receive(ulpdu).unwrap() {
+            arrive(&back, &pieces, |ulpdu| match receive(&mut client, ulpdu).unwrap() {
                 Delivery::ReadResponse { sink_stag, sink_offset, payload, completes } => {
                     let (at, len, offset) = reads[next];
                     assert_eq!(sink_stag.0, at as u32);

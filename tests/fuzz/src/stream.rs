@@ -62,8 +62,9 @@ fn run(mut stream: Stream, octets: &[u8]) {
         let ulpdu = &rest[ulpdu];
         parse_messages(ulpdu);
         expect_response(&mut stream, ulpdu);
-        match stream.receive(ulpdu) {
+        match stream.inspect(ulpdu) {
             Ok(delivery) => {
+                stream.commit(&delivery);
                 assert!(!ended || matches!(delivery, Delivery::Ignored), "delivered after the end: {delivery:?}");
                 ended |= matches!(delivery, Delivery::Terminate(_));
                 handle(&mut stream, delivery, ulpdu, &mut position);
@@ -133,17 +134,13 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
             assert!(payload.is_empty() || offset.checked_add(payload.len() as u64 - 1).is_some());
         }
         Delivery::ReadResponse { payload, .. } => assert!(payload.len() <= ulpdu.len()),
-        Delivery::Send { message_offset, payload, completes, first, .. } => {
+        Delivery::Send { message_offset, payload, first, .. } => {
             assert_eq!(first, message_offset == 0 && first);
             let end = u64::from(message_offset) + payload.len() as u64;
             assert!(end <= u64::from(u32::MAX));
-            if let Some(end_of_message) = completes {
-                assert_eq!(u64::from(end_of_message.length), end);
-            }
         }
         Delivery::ReadRequest(read) => {
             let length = read.request.length;
-            stream.accept_read(read);
             if let Some(response) = stream.next_response() {
                 answer(response.message, length, position);
                 stream.response_sent(*position);
@@ -153,8 +150,7 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
                 }
             }
         }
-        Delivery::AtomicRequest(atomic) => {
-            stream.accept_atomic(atomic);
+        Delivery::AtomicRequest(_) => {
             if stream.next_atomic().is_some() {
                 let message = stream.atomic_response(*position).expect("one is being answered");
                 assert_eq!(message.opcode(), Opcode::AtomicResponse);
@@ -168,11 +164,9 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
         Delivery::AtomicResponse { .. } => panic!("no atomic is outstanding"),
         Delivery::Immediate { data, .. } => assert!(ulpdu.ends_with(&data.to_octets())),
         Delivery::CommitRequest(commit) => {
-            assert!(
-                commit.regions.len() as u32 <= COMMIT_REGION_LIMIT && (!commit.exceeds || commit.regions.is_empty())
-            );
+            let regions = commit.regions().count();
+            assert!(regions <= COMMIT_REGION_LIMIT as usize && commit.exceeds() == (regions == 0));
             let ticket = stream.accept_commit(commit.head);
-            stream.recycle(commit.regions);
             assert!(stream.commit_done(ticket, 0) && !stream.commit_done(ticket, 1), "a commit ends once");
             if stream.next_commit().is_some() {
                 let message = stream.commit_response().expect("one is being answered");
@@ -185,7 +179,7 @@ fn handle(stream: &mut Stream, delivery: Delivery<'_>, ulpdu: &[u8], position: &
             }
         }
         Delivery::CommitResponse { .. } => panic!("no commit is outstanding"),
-        Delivery::CommitPart | Delivery::Terminate(_) | Delivery::ReadyToReceive | Delivery::Ignored => {}
+        Delivery::CommitPart { .. } | Delivery::Terminate(_) | Delivery::ReadyToReceive { .. } | Delivery::Ignored => {}
     }
 }
 

@@ -220,7 +220,7 @@ pub struct Counters {
     pub completion_overflows: u64,
     /// What cannot happen and did: each is a fault of uwarp.
     pub internal_faults: u64,
-    /// Work that peers caused. What is counted elsewhere joins it in [`work_done`](crate::api::snapshot::work_done).
+    /// Work that peers caused. What is counted elsewhere joins it in `Connections::work_done`.
     pub work: Work,
     /// Drops by reason. `EngineStats` shows them by name.
     #[serde(skip)]

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use uwarp_iwarp::SendKind;
 use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, OpenRegion, Turn, kernels};
 use uwarp_tcp::{Events, Instant};
-use uwarp_wire::ddp::{TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
+use uwarp_wire::ddp::{Header, QueueNumber, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use uwarp_wire::mpa::crc_from_octets;
 use uwarp_wire::rdmap::{Control, Opcode};
 use uwarp_wire::{ipv4, ipv6};
@@ -339,15 +340,23 @@ fn place_write(
     ulpdu: &[u8],
 ) -> Option<()> {
     let Phase::Running(running) = &mut connection.phase else { return None };
-    let header = running.stream.usual_write(ulpdu)?;
+    let header = write_header(running, ulpdu)?;
+    // A Write of nothing, whose STag means nothing, is left to the general code.
+    let payload = ulpdu.get(TAGGED_HEADER_LEN..).filter(|payload| !payload.is_empty())?;
+    running.stream.inspect_write(&header, payload.len()).ok()?;
     if running.crc && !is_intact(fpdu) {
         return None;
     }
-    // A Write of nothing, whose STag means nothing, is left to the general code.
-    let payload = ulpdu.get(TAGGED_HEADER_LEN..).filter(|payload| !payload.is_empty())?;
     turn.place(queue_pair.peer.writes, header.stag.0, header.offset.0, payload, Access::REMOTE_WRITE).ok()?;
-    running.stream.write_received(&header);
+    running.stream.take_write(header.stag, header.last);
     Some(())
+}
+
+/// The header of a Write's segment that may be delivered.
+#[inline(always)]
+fn write_header(running: &Running, ulpdu: &[u8]) -> Option<TaggedHeader> {
+    let Ok(Header::Tagged(header)) = Header::parse(ulpdu) else { return None };
+    (header.control == Control::new(Opcode::Write) && running.stream.delivers()).then_some(header)
 }
 
 /// The Write that a placed FPDU is part of, if it goes on.
@@ -359,7 +368,7 @@ fn open_write<'a>(
     ulpdu: &[u8],
 ) -> Option<LongWrite<'a>> {
     let Phase::Running(running) = &connection.phase else { return None };
-    let header = running.stream.usual_write(ulpdu).filter(|header| !header.last)?;
+    let header = write_header(running, ulpdu).filter(|header| !header.last)?;
     let region = turn.open(queue_pair.peer.writes, header.stag.0, Access::REMOTE_WRITE)?;
     let mut head = [0; OFFSET_AT];
     let (length, rest) = head.split_at_mut(LENGTH_LEN);
@@ -393,32 +402,60 @@ fn take_other(
     ulpdu: &[u8],
 ) -> Option<()> {
     let Phase::Running(running) = &mut connection.phase else { return None };
+    if !running.stream.delivers() {
+        return None;
+    }
     let acknowledged = connection.tcp.octets_acknowledged();
-    if place_send(turn, running, queue_pair, lanes, acknowledged, fpdu, ulpdu).is_none()
-        && place_response(turn, running, queue_pair, lanes, acknowledged, fpdu, ulpdu).is_none()
-    {
-        take_read_request(turn, running, queue_pair, fpdu, ulpdu)?;
-        connection.quiet = false;
+    match Header::parse(ulpdu).ok()? {
+        Header::Tagged(header) => {
+            let payload = ulpdu.get(TAGGED_HEADER_LEN..)?;
+            let is_whole = header.control == Control::new(Opcode::ReadResponse) && header.last && !payload.is_empty();
+            let is_usual = is_whole && running.stream.inspect_response(&header, payload.len()) == Ok(false);
+            if !is_usual || running.crc && !is_intact(fpdu) {
+                return None;
+            }
+            turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::LOCAL_WRITE).ok()?;
+            running.stream.take_response(payload.len() as u32, header.last);
+            queue_pair.send.read_done();
+            queue_pair.retire(lanes, acknowledged);
+        }
+        Header::Untagged(header) if header.queue == QueueNumber::SEND => {
+            let payload = ulpdu.get(UNTAGGED_HEADER_LEN..)?;
+            place_send(turn, running, queue_pair, fpdu, &header, payload)?;
+            if header.last {
+                let length = header.message_offset + payload.len() as u32;
+                let mut completion = queue_pair.receive.complete(queue_pair.number, length, Status::Success)?;
+                if header.control == Control::new(Opcode::SendSolicited) {
+                    completion.flags = CompletionFlags::SOLICITED;
+                }
+                // Own work that this segment may have acknowledged completes first.
+                queue_pair.retire(lanes, acknowledged);
+                queue_pair.complete_receive(lanes, completion);
+            }
+        }
+        Header::Untagged(header) => {
+            take_read_request(turn, running, queue_pair, fpdu, ulpdu, &header)?;
+            connection.quiet = false;
+        }
     }
     Some(())
 }
 
-/// Places an FPDU if it is faultless and part of a usual Send, whose receive completes with the last one, behind own
-/// work that is done with `acknowledged` octets of our stream. Otherwise no state has changed; memory may have been
-/// written, which the general code writes once more.
+/// Places an FPDU if it is faultless and part of a Send that invalidates nothing. Otherwise only memory has changed.
+#[inline(always)]
 fn place_send(
     turn: &Turn<'_>,
     running: &mut Running,
     queue_pair: &mut QueuePair,
-    lanes: &mut Lanes,
-    acknowledged: u64,
     fpdu: &[u8],
-    ulpdu: &[u8],
+    header: &UntaggedHeader,
+    payload: &[u8],
 ) -> Option<()> {
-    let header = running.stream.usual_send(ulpdu)?;
-    let payload = ulpdu.get(UNTAGGED_HEADER_LEN..)?;
+    let mut usual = [SendKind::Plain, SendKind::Solicited].into_iter();
+    let kind = usual.find(|kind| header.control == Control::new(kind.opcode()))?;
+    let end = running.stream.inspect_send(header, kind, payload.len()).ok()?;
     let waits_for_commit = !(queue_pair.written.is_empty() && queue_pair.held.is_empty());
-    if waits_for_commit || running.crc && !is_intact(fpdu) {
+    if running.stream.awaits_ready_by_send() || waits_for_commit || running.crc && !is_intact(fpdu) {
         return None;
     }
     let begins = !queue_pair.receive.is_begun();
@@ -435,41 +472,7 @@ fn place_send(
         }
         return None;
     }
-    running.stream.send_received(&header, payload.len() as u32);
-    if header.last {
-        let length = header.message_offset + payload.len() as u32;
-        let mut completion = queue_pair.receive.complete(queue_pair.number, length, Status::Success)?;
-        if header.control == Control::new(Opcode::SendSolicited) {
-            completion.flags = CompletionFlags::SOLICITED;
-        }
-        // Own work that this segment may have acknowledged completes first.
-        queue_pair.retire(lanes, acknowledged);
-        queue_pair.complete_receive(lanes, completion);
-    }
-    Some(())
-}
-
-/// Places an FPDU if it is faultless and the whole response to a Read, and completes the Read. Otherwise nothing has
-/// changed.
-#[inline(never)]
-fn place_response(
-    turn: &Turn<'_>,
-    running: &mut Running,
-    queue_pair: &mut QueuePair,
-    lanes: &mut Lanes,
-    acknowledged: u64,
-    fpdu: &[u8],
-    ulpdu: &[u8],
-) -> Option<()> {
-    let header = running.stream.usual_response(ulpdu)?;
-    if running.crc && !is_intact(fpdu) {
-        return None;
-    }
-    let payload = ulpdu.get(TAGGED_HEADER_LEN..)?;
-    turn.place(queue_pair.association, header.stag.0, header.offset.0, payload, Access::LOCAL_WRITE).ok()?;
-    running.stream.response_received();
-    queue_pair.send.read_done();
-    queue_pair.retire(lanes, acknowledged);
+    running.stream.take_send(kind, end, header.last);
     Some(())
 }
 
@@ -481,13 +484,17 @@ fn take_read_request(
     queue_pair: &QueuePair,
     fpdu: &[u8],
     ulpdu: &[u8],
+    header: &UntaggedHeader,
 ) -> Option<()> {
-    let read = running.stream.usual_read_request(ulpdu)?;
+    if header.queue != QueueNumber::READ_REQUEST || header.control != Control::new(Opcode::ReadRequest) {
+        return None;
+    }
+    let read = running.stream.inspect_read(header, ulpdu).ok()?;
     if running.crc && !is_intact(fpdu) {
         return None;
     }
-    let (stag, offset, length) = (read.request.source_stag.0, read.request.source_offset.0, read.request.length);
-    turn.check(queue_pair.peer.reads, stag, offset, u64::from(length), Access::REMOTE_READ).ok()?;
-    running.stream.read_request_received(read);
+    let (stag, offset, length) = (read.request.source_stag.0, read.request.source_offset.0, read.request.length.into());
+    turn.check(queue_pair.peer.reads, stag, offset, length, Access::REMOTE_READ).ok()?;
+    running.stream.take_read(read);
     Some(())
 }

@@ -74,12 +74,12 @@ impl Rdma {
         now: Instant,
         running: &mut Running,
         queue_pair: &mut QueuePair,
-        commit: InboundCommit,
+        commit: &InboundCommit<'_>,
     ) -> Result<(), Failure> {
         let association = queue_pair.peer.writes;
         // Everything is checked before anything is asked for.
         let (mut ranges, mut is_plain) = (self.commits.list(), false);
-        for region in &commit.regions {
+        for region in commit.regions() {
             turn.commit_targets(
                 association,
                 region.stag.0,
@@ -92,7 +92,7 @@ impl Rdma {
             )
             .map_err(|error| Failure::from(read_fault(error)))?;
         }
-        let status = if commit.exceeds {
+        let status = if commit.exceeds() {
             CommitStatus::Limit
         } else if is_plain && self.config.strict_commit {
             CommitStatus::Unsupported
@@ -100,7 +100,6 @@ impl Rdma {
             CommitStatus::Success
         };
         let ticket = running.stream.accept_commit(commit.head);
-        running.stream.recycle(commit.regions);
         if running.stream.commit_waits(ticket) {
             queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, status });
         } else {

@@ -8,7 +8,7 @@
 
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
-use uwarp_iwarp::{Delivery, Fault, SendEnd, Stream};
+use uwarp_iwarp::{Delivery, Fault, SendKind, Stream};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
 
 use crate::api::common::Common;
@@ -265,19 +265,19 @@ impl Rdma {
             return false;
         };
         let Some(running) = connection.phase.running(&mut common.counters) else { return false };
-        let result = match running.stream.receive(ulpdu) {
-            Ok(Delivery::Write { stag, offset, payload, .. }) => {
-                if payload.is_empty() {
-                    return true;
-                }
-                let placed = if turn.has_transparent() {
+        let delivery = running.stream.inspect(ulpdu);
+        let result = match &delivery {
+            &Ok(Delivery::Write { stag, offset, payload, .. }) => {
+                let placed = if payload.is_empty() {
+                    Ok(())
+                } else if turn.has_transparent() {
                     Rdma::place_and_note(turn, queue_pair, stag.0, offset.0, payload)
                 } else {
                     turn.place(queue_pair.peer.writes, stag.0, offset.0, payload, Access::REMOTE_WRITE)
                 };
                 placed.map_err(|error| Failure::from(tagged_fault(error)))
             }
-            Ok(Delivery::ReadResponse { sink_stag, sink_offset, payload, completes, .. }) => {
+            &Ok(Delivery::ReadResponse { sink_stag, sink_offset, payload, completes }) => {
                 let placed = if payload.is_empty() {
                     Ok(())
                 } else {
@@ -292,21 +292,23 @@ impl Rdma {
                     ..Failure::from(tagged_fault(error))
                 })
             }
-            Ok(Delivery::Send { first, message_offset, payload, completes }) => {
+            &Ok(Delivery::Send { first, kind, message_offset, payload, last }) => {
                 if first && !self.begin_receive(queue_pair) {
                     self.await_receive(common, running, &mut connection.tcp, queue_pair)
                 } else {
                     // A receive completes only behind this: its message may answer one of ours, and programs count on
                     // hearing first that theirs has arrived, which the same segment may acknowledge.
-                    if completes.is_some() {
+                    if last {
                         queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                     }
                     let placed = scatter(turn, queue_pair, message_offset, payload);
-                    match completes {
-                        Some(end) => {
-                            placed.and_then(|()| self.complete_receive(common, turn, queue_pair, &running.stream, end))
-                        }
-                        None => placed,
+                    if last {
+                        let length = message_offset + payload.len() as u32;
+                        placed.and_then(|()| {
+                            self.complete_receive(common, turn, queue_pair, &running.stream, kind, length)
+                        })
+                    } else {
+                        placed
                     }
                 }
             }
@@ -324,13 +326,12 @@ impl Rdma {
                 match checked {
                     Err(error) if length != 0 => Err(Failure::from(read_fault(error))),
                     _ => {
-                        running.stream.accept_read(read);
                         connection.quiet = false;
                         Ok(())
                     }
                 }
             }
-            Ok(Delivery::Immediate { data, solicited }) => {
+            &Ok(Delivery::Immediate { data, solicited }) => {
                 if self.begin_receive(queue_pair) {
                     queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                     let immediate = (data, solicited);
@@ -345,13 +346,12 @@ impl Rdma {
                 match turn.check_atomic(queue_pair.peer.atomics, request.stag.0, request.offset.0) {
                     Err(error) => Err(Failure::from(atomic_fault(error))),
                     Ok(()) => {
-                        running.stream.accept_atomic(atomic);
                         connection.quiet = false;
                         Ok(())
                     }
                 }
             }
-            Ok(Delivery::AtomicResponse { original_value, .. }) => {
+            &Ok(Delivery::AtomicResponse { original_value }) => {
                 let delivered = deliver_original(turn, queue_pair, original_value);
                 if delivered.is_ok() {
                     queue_pair.send.atomic_done(original_value);
@@ -365,30 +365,37 @@ impl Rdma {
                 connection.quiet = false;
                 self.on_commit_request(turn, common.now, running, queue_pair, commit)
             }
-            Ok(Delivery::CommitResponse { status, .. }) => {
+            &Ok(Delivery::CommitResponse { status }) => {
                 queue_pair.send.commit_done(status);
                 queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
                 Ok(())
             }
-            Ok(Delivery::Terminate(terminate)) => {
-                self.on_peer_terminate(common, connection, queue_pair, &terminate);
-                Ok(())
-            }
-            Ok(Delivery::CommitPart | Delivery::ReadyToReceive) => Ok(()),
+            Ok(Delivery::CommitPart { .. } | Delivery::ReadyToReceive { .. } | Delivery::Terminate(_)) => Ok(()),
             Ok(Delivery::Ignored) => {
                 common.counters.count_drop(DropReason::StreamEnded);
                 return false;
             }
             // What the stream itself refuses is no posted receive's fault: too long a Send is found by `scatter`.
-            Err(fault) => Err(Failure { receive: None, ..Failure::from(fault) }),
+            Err(fault) => Err(Failure { receive: None, ..Failure::from(*fault) }),
         };
         let is_taken = match result {
-            Ok(()) => !connection.awaits_receive(),
+            Ok(()) => {
+                let is_taken = !connection.tcp.holds_in_order();
+                if let Ok(delivery) = &delivery
+                    && is_taken
+                {
+                    running.stream.commit(delivery);
+                }
+                is_taken
+            }
             Err(failure) => {
                 self.fail_stream(common, connection, Some(queue_pair), failure, Some(ulpdu));
                 false
             }
         };
+        if let Ok(Delivery::Terminate(terminate)) = &delivery {
+            self.on_peer_terminate(common, connection, queue_pair, terminate);
+        }
         if queue_pair.overflowed.is_some() {
             self.on_overflow(common, connection, queue_pair);
         }
@@ -403,23 +410,24 @@ impl Rdma {
         turn: &Turn<'_>,
         queue_pair: &mut QueuePair,
         stream: &Stream,
-        end: SendEnd,
+        kind: SendKind,
+        length: u32,
     ) -> Result<(), Failure> {
         // Before an STag is made invalid, which may be that of what was written.
         let hold = self.hold_for(turn, common.now, queue_pair);
-        if let Some(stag) = end.invalidate {
+        if let Some(stag) = kind.invalidates() {
             let shared = queue_pair.domain_is_shared();
             turn.invalidate(queue_pair.association, stag.0, shared)
                 .map_err(|error| Failure::from(invalidate_fault(error)))?;
         }
-        let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, end.length, Status::Success) else {
+        let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, length, Status::Success) else {
             common.counters.cannot_be("a message ends that has taken no receive");
             return Ok(());
         };
-        if end.solicited {
+        if kind.is_solicited() {
             completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
         }
-        if let Some(stag) = end.invalidate {
+        if let Some(stag) = kind.invalidates() {
             completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
             completion.invalidated = stag.0;
         }

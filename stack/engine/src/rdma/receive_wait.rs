@@ -50,7 +50,7 @@ impl Rdma {
         tcp: &mut uwarp_tcp::Connection,
         queue_pair: &mut QueuePair,
     ) -> Result<(), Failure> {
-        let message = running.stream.defer();
+        let message = running.stream.await_receive();
         let limit = self.config.receive_wait;
         match running.receive_wait.filter(|wait| wait.message == message) {
             None => {

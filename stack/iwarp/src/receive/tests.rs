@@ -127,8 +127,8 @@ fn each_error_row_is_found() {
         let found = stream.receive(&ulpdu).map(drop);
         assert_eq!(found, expected, "{name}");
         if let Err(fault) = found {
-            assert_eq!(stream.receive(&send(|_| ())), Ok(Delivery::Ignored), "{name}: nothing is delivered behind it");
             let terminate = single(stream.fail(fault, Some(&ulpdu)).unwrap(), &[]);
+            assert_eq!(stream.receive(&send(|_| ())), Ok(Delivery::Ignored), "{name}: nothing is delivered behind it");
             assert_eq!(terminate[18..20], [fault.row().layer << 4 | fault.row().error_type, fault.row().code]);
         }
     }
@@ -161,39 +161,51 @@ fn more_atomics_than_agreed_find_no_buffer() {
             h.message_sequence_number.0 = number;
         })
     };
-    let Ok(Delivery::AtomicRequest(first)) = stream.receive(&atomic(1)) else { panic!("the first has a slot") };
-    stream.accept_atomic(first);
+    assert!(matches!(stream.receive(&atomic(1)), Ok(Delivery::AtomicRequest(_))), "the first has a slot");
     // A read has a slot of its own.
     let also = untagged(Opcode::ReadRequest, 1, &request(), |h| h.message_sequence_number.0 = 2);
-    let Ok(Delivery::ReadRequest(read)) = stream.receive(&also) else { panic!("the read has a slot") };
-    stream.accept_read(read);
+    assert!(matches!(stream.receive(&also), Ok(Delivery::ReadRequest(_))), "the read has a slot");
     assert_eq!(stream.receive(&atomic(3)), Err(Fault::NoBuffer));
 }
 
 #[test]
-fn a_deferred_message_begins_again() {
-    let features = crate::opcode::Features { immediate: true, ..Default::default() };
-    let parameters = crate::stream::tests::parameters(crate::startup::Role::Initiator, 1, 0);
+fn a_segment_that_was_only_inspected_has_changed_nothing() {
+    let features = crate::opcode::Features { immediate: true, atomics: true, commit: true };
+    let parameters = crate::stream::tests::parameters(crate::startup::Role::Initiator, 2, 1);
     let mut stream = Stream::new(&parameters, features);
+    stream.try_begin_read(&read(8)).unwrap();
+    let (stag, offset) = (read(8).sink_stag.0, read(8).sink_offset.0);
+    let numbered = |opcode, queue, payload: &[u8], number: u32, at: u32, last| {
+        untagged(opcode, queue, payload, |h| {
+            (h.message_sequence_number.0, h.message_offset, h.last) = (number, at, last);
+        })
+    };
     let segments = [
-        untagged(Opcode::Send, 0, b"whole", |h| h.message_sequence_number.0 = 1),
-        untagged(Opcode::SendSolicited, 0, b"first", |h| (h.message_sequence_number.0, h.last) = (2, false)),
-        untagged(Opcode::SendSolicited, 0, b"last", |h| (h.message_sequence_number.0, h.message_offset) = (2, 5)),
-        untagged(Opcode::Immediate, 0, &[7; 8], |h| h.message_sequence_number.0 = 3),
+        (numbered(Opcode::Send, 0, b"whole", 1, 0, true), Some(1)),
+        (numbered(Opcode::SendSolicited, 0, b"first", 2, 0, false), Some(2)),
+        (numbered(Opcode::SendSolicited, 0, b"last", 2, 5, true), None),
+        (numbered(Opcode::Immediate, 0, &[7; 8], 3, 0, true), Some(3)),
+        (tagged(Opcode::Write, false, 1, 0, b"first"), None),
+        (tagged(Opcode::Write, true, 1, 5, b"last"), None),
+        (tagged(Opcode::ReadResponse, false, stag, offset, b"abcd"), None),
+        (tagged(Opcode::ReadResponse, true, stag, offset + 4, b"efgh"), None),
+        (numbered(Opcode::ReadRequest, 1, &request(), 1, 0, true), None),
+        (numbered(Opcode::AtomicRequest, 1, &[0; 52], 2, 0, true), None),
+        (numbered(Opcode::CommitRequest, 1, &[0; 10], 3, 0, false), None),
+        (numbered(Opcode::CommitRequest, 1, &[0; 10], 3, 10, true), None),
+        (numbered(Opcode::Terminate, 2, &[0x12, 5, 0, 0], 1, 0, true), None),
     ];
-    for (segment, number) in segments.iter().zip([Some(1), Some(2), None, Some(3)]) {
-        let mut untouched = stream.clone();
-        let first = stream.receive(segment).map(|delivery| format!("{delivery:?}"));
+    // What came before is not the first FPDU.
+    stream.receive(&tagged(Opcode::Write, true, 1, 0, b"")).unwrap();
+    for (segment, number) in &segments {
+        let before = format!("{stream:?}");
+        let first = stream.inspect(segment).unwrap();
         if let Some(number) = number {
-            // As often as it takes.
-            for _ in 0..3 {
-                assert_eq!(stream.defer(), number);
-                let again = stream.receive(segment).map(|delivery| format!("{delivery:?}"));
-                assert_eq!(again, first);
-            }
+            assert_eq!(stream.await_receive(), *number);
         }
-        untouched.receive(segment).unwrap();
-        assert_eq!(format!("{stream:?}"), format!("{untouched:?}"));
+        assert_eq!(format!("{stream:?}"), before);
+        assert_eq!(stream.receive(segment), Ok(first));
+        assert_ne!(format!("{stream:?}"), before);
     }
 }
 
@@ -205,12 +217,11 @@ fn the_invalidate_word_of_a_send_without_invalidation_is_not_looked_at() {
             (h.message_offset, h.last, h.invalidate_stag) = (offset, last, Stag(word));
         })
     };
-    assert!(matches!(stream.receive(&part(0, false, 0xdead)), Ok(Delivery::Send { completes: None, .. })));
-    match stream.receive(&part(4, true, 0xbeef)) {
-        Ok(Delivery::Send { completes: Some(end), .. }) => {
-            assert_eq!(end, SendEnd { length: 8, solicited: false, invalidate: None });
+    for (offset, last, word) in [(0, false, 0xdead), (4, true, 0xbeef)] {
+        match stream.receive(&part(offset, last, word)) {
+            Ok(Delivery::Send { kind, last: found, .. }) => assert_eq!((kind, found), (SendKind::Plain, last)),
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 
@@ -262,21 +273,23 @@ fn a_send_says_where_it_begins_and_how_it_ends() {
         (SendKind::Invalidate(Stag(77)), false, Some(Stag(77))),
         (SendKind::SolicitedInvalidate(Stag(78)), true, Some(Stag(78))),
     ];
+    for (kind, is_solicited, invalidates) in kinds {
+        assert_eq!((kind.is_solicited(), kind.invalidates()), (is_solicited, invalidates));
+    }
     let mut stream = initiator(1, 1);
     let payload: Vec<u8> = (0..200).collect();
-    for (number, (kind, solicited, invalidate)) in (1..).zip(kinds) {
+    for (number, (kind, ..)) in (1..).zip(kinds) {
         let mut message = Message::send(kind, MessageSequenceNumber(number), 200);
         let mut seen = Vec::new();
         while let Some(segment) = message.next_segment(128) {
             let range = segment.payload_offset as usize..(segment.payload_offset + segment.payload_len) as usize;
             let ulpdu = [segment.header(), &payload[range]].concat();
             match stream.receive(&ulpdu).unwrap() {
-                Delivery::Send { first, message_offset, payload, completes } => {
+                Delivery::Send { first, kind: found, message_offset, payload, last } => {
                     assert_eq!(first, seen.is_empty());
                     assert_eq!(message_offset as usize, seen.len());
                     seen.extend_from_slice(payload);
-                    let end = SendEnd { length: 200, solicited, invalidate };
-                    assert_eq!(completes, segment.last.then_some(end));
+                    assert_eq!((found, last), (kind, segment.last));
                 }
                 other => panic!("{other:?}"),
             }
@@ -301,14 +314,10 @@ fn numbers_wrap_to_zero() {
 #[test]
 fn a_send_longer_than_any_message_is_too_long() {
     let mut stream = initiator(1, 1);
-    stream.open.send =
-        OpenSend { open: true, opcode: Opcode::Send.code(), invalidate_stag: Stag(0), received: u32::MAX - 2 };
+    stream.open.send = Some(OpenSend { kind: SendKind::Plain, received: u32::MAX - 2 });
     let part = |len| untagged(Opcode::Send, 0, &vec![0; len], |h| h.message_offset = u32::MAX - 2);
     assert_eq!(stream.clone().receive(&part(3)), Err(Fault::MessageTooLong));
-    match stream.receive(&part(2)).unwrap() {
-        Delivery::Send { completes: Some(end), .. } => assert_eq!(end.length, u32::MAX),
-        other => panic!("{other:?}"),
-    }
+    assert!(matches!(stream.receive(&part(2)), Ok(Delivery::Send { last: true, .. })));
 }
 
 #[test]
@@ -379,11 +388,8 @@ fn a_terminate_may_be_the_first_fpdu() {
 #[test]
 fn a_terminate_is_taken_though_every_slot_for_requests_is() {
     let mut stream = initiator(1, 1);
-    let Ok(Delivery::ReadRequest(inbound)) = stream.receive(&untagged(Opcode::ReadRequest, 1, &request(), |_| ()))
-    else {
-        panic!("there is one slot");
-    };
-    stream.accept_read(inbound);
+    let first = untagged(Opcode::ReadRequest, 1, &request(), |_| ());
+    assert!(matches!(stream.receive(&first), Ok(Delivery::ReadRequest(_))), "there is one slot");
     let second = untagged(Opcode::ReadRequest, 1, &request(), |h| h.message_sequence_number.0 = 2);
     assert_eq!(stream.clone().receive(&second), Err(Fault::NoBuffer));
     assert!(stream.try_begin_read(&read(8)).is_some() && stream.try_begin_read(&read(8)).is_none());

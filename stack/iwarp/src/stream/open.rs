@@ -2,10 +2,12 @@
 
 use uwarp_wire::ddp::Stag;
 
+use crate::transmit::SendKind;
+
 /// The open messages of a stream: at most one of each kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OpenMessages {
-    pub(crate) send: OpenSend,
+    pub(crate) send: Option<OpenSend>,
     pub(crate) tagged: OpenTagged,
     /// The part of a segmented Commit Request received so far, at most as long as the largest request.
     pub(crate) request: Option<Vec<u8>>,
@@ -14,19 +16,14 @@ pub(crate) struct OpenMessages {
 impl OpenMessages {
     /// Whether a message has begun but not ended.
     pub(crate) fn any(&self) -> bool {
-        self.send.open || self.tagged != OpenTagged::None || self.request.is_some()
+        self.send.is_some() || self.tagged != OpenTagged::None || self.request.is_some()
     }
 }
 
-/// The open untagged message of queue 0.
-#[derive(Clone, Copy, Debug, Default)]
+/// The open Send.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenSend {
-    /// A segment arrived that was not the last.
-    pub(crate) open: bool,
-    /// RDMAP opcode of the open message.
-    pub(crate) opcode: u8,
-    /// Invalidate STag of the open message.
-    pub(crate) invalidate_stag: Stag,
+    pub(crate) kind: SendKind,
     /// Octets of the open message so far.
     pub(crate) received: u32,
 }

@@ -2,14 +2,16 @@
 //! ORD. The other holds the peer's requests that occupy a slot: at most IRD reads, and in addition IRD atomics (RFC
 //! 7306 §5.2.2) and IRD commits.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use uwarp_wire::ddp::{Stag, TaggedOffset, UNTAGGED_HEADER_LEN};
 use uwarp_wire::rdmap::{
-    ATOMIC_REQUEST_LEN, AtomicOperation, AtomicRequest, CommitRegion, ReadRequest, TerminatedHeader,
+    ATOMIC_REQUEST_LEN, AtomicOperation, AtomicRequest, CommitRegion, CommitRequest, ReadRequest, TerminatedHeader,
 };
 
 use crate::fault::Fault;
+use crate::opcode::COMMIT_REGION_LIMIT;
 use crate::terminate::FailedSegment;
 use crate::transmit::Message;
 
@@ -85,23 +87,16 @@ impl OutstandingReads {
         self.limit
     }
 
-    /// Checks a segment of a Read Response against the oldest read and accounts for it. Returns whether the
-    /// read is only a ready-to-receive indication, and whether it is complete.
+    /// Checks a segment of a Read Response against the oldest read. Returns whether the read is only a ready-to-receive
+    /// indication.
     ///
     /// The documents leave this check to the receiver. It is always made: otherwise a response could write into the
     /// sink of another read. A segment without payload is not placed, so its STag and offset are ignored.
     #[inline]
-    pub(crate) fn receive(
-        &mut self,
-        stag: Stag,
-        offset: TaggedOffset,
-        len: u32,
-        last: bool,
-    ) -> Result<(bool, bool), Fault> {
+    pub(crate) fn inspect(&self, stag: Stag, offset: TaggedOffset, len: u32, last: bool) -> Result<bool, Fault> {
         let Some(Outstanding::Read(read)) = self.queue.front() else {
             return Err(Fault::ResponseUnexpected);
         };
-        let is_indication = read.is_indication;
         if len != 0 {
             if stag != read.sink_stag {
                 return Err(Fault::ResponseStag);
@@ -114,27 +109,19 @@ impl OutstandingReads {
         if len > left || (last && len != left) {
             return Err(Fault::ResponseBounds);
         }
+        Ok(read.is_indication)
+    }
+
+    /// A segment of the response to the oldest request arrived, with `len` octets. With the last one the request is
+    /// answered.
+    #[inline]
+    pub(crate) fn take(&mut self, len: u32, last: bool) {
         if last {
             self.queue.pop_front();
             self.received = 0;
         } else {
             self.received += len;
         }
-        Ok((is_indication, last))
-    }
-
-    /// Whether a segment is the whole response to the oldest request, which is a read of the consumer's.
-    #[inline]
-    pub(crate) fn is_answered_by(&self, stag: Stag, offset: TaggedOffset, len: usize) -> bool {
-        let Some(Outstanding::Read(read)) = self.queue.front() else { return false };
-        let is_whole = self.received == 0 && len == read.length as usize && len > 0;
-        is_whole && stag == read.sink_stag && offset == read.sink_offset && !read.is_indication
-    }
-
-    /// The whole response to the oldest request arrived.
-    #[inline]
-    pub(crate) fn answered(&mut self) {
-        self.queue.pop_front();
     }
 
     /// Whether queue 3 has a buffer for a response: an atomic or a commit is outstanding.
@@ -142,31 +129,21 @@ impl OutstandingReads {
         self.queue.iter().any(|request| !matches!(request, Outstanding::Read(_)))
     }
 
-    /// Accepts the Commit Response to the oldest request, as [`OutstandingReads::receive_atomic`].
-    pub(crate) fn receive_commit(&mut self, identifier: u32) -> Result<(), Fault> {
+    /// Checks a Commit Response against the oldest request, as [`OutstandingReads::inspect_atomic`].
+    pub(crate) fn inspect_commit(&self, identifier: u32) -> Result<(), Fault> {
         match self.queue.front() {
-            Some(Outstanding::Commit { identifier: asked }) => {
-                if *asked != identifier {
-                    return Err(Fault::ResponseIdentifier);
-                }
-                self.queue.pop_front();
-                Ok(())
-            }
+            Some(Outstanding::Commit { identifier: asked }) if *asked == identifier => Ok(()),
+            Some(Outstanding::Commit { .. }) => Err(Fault::ResponseIdentifier),
             _ => Err(Fault::ResponseUnexpected),
         }
     }
 
-    /// Accepts the Atomic Response to the oldest request. Responses are matched by their order; the identifier is a
+    /// Checks an Atomic Response against the oldest request. Responses are matched by their order; the identifier is a
     /// cross-check.
-    pub(crate) fn receive_atomic(&mut self, identifier: u32) -> Result<(), Fault> {
+    pub(crate) fn inspect_atomic(&self, identifier: u32) -> Result<(), Fault> {
         match self.queue.front() {
-            Some(Outstanding::Atomic { identifier: asked }) => {
-                if *asked != identifier {
-                    return Err(Fault::ResponseIdentifier);
-                }
-                self.queue.pop_front();
-                Ok(())
-            }
+            Some(Outstanding::Atomic { identifier: asked }) if *asked == identifier => Ok(()),
+            Some(Outstanding::Atomic { .. }) => Err(Fault::ResponseIdentifier),
             _ => Err(Fault::ResponseUnexpected),
         }
     }
@@ -191,14 +168,28 @@ impl InboundAtomic {
 
 /// A complete Commit Request of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InboundCommit {
-    /// The regions to be made durable; empty if there are too many. Return it with
-    /// [`Stream::recycle`](crate::Stream::recycle).
-    pub regions: Vec<CommitRegion>,
-    /// It lists more regions than [`COMMIT_REGION_LIMIT`](crate::opcode::COMMIT_REGION_LIMIT).
-    pub exceeds: bool,
+pub struct InboundCommit<'a> {
+    /// The message behind its DDP headers.
+    octets: Cow<'a, [u8]>,
     /// The state kept until it is answered.
     pub head: CommitHead,
+}
+
+impl<'a> InboundCommit<'a> {
+    pub(crate) fn new(octets: Cow<'a, [u8]>, head: CommitHead) -> InboundCommit<'a> {
+        InboundCommit { octets, head }
+    }
+
+    /// It lists more regions than [`COMMIT_REGION_LIMIT`].
+    pub fn exceeds(&self) -> bool {
+        self.octets.len() > CommitRequest::emit_len(COMMIT_REGION_LIMIT as usize)
+    }
+
+    /// The regions to be made durable; none if there are too many.
+    pub fn regions(&self) -> impl Iterator<Item = CommitRegion> + '_ {
+        let request = CommitRequest::parse(&self.octets).ok().filter(|_| !self.exceeds());
+        request.into_iter().flat_map(|request| request.regions())
+    }
 }
 
 /// A Commit Request without its regions.
@@ -346,12 +337,12 @@ impl InboundReads {
         self.atomics >= self.limit
     }
 
-    pub(super) fn push(&mut self, read: InboundRead) {
+    pub(crate) fn push(&mut self, read: InboundRead) {
         debug_assert!(!self.is_full(), "every accepted read was counted when it was received");
         self.queue.push_back(Inbound { what: What::Read(read), end: 0 });
     }
 
-    pub(super) fn push_atomic(&mut self, atomic: InboundAtomic) {
+    pub(crate) fn push_atomic(&mut self, atomic: InboundAtomic) {
         debug_assert!(!self.is_full_of_atomics(), "every accepted atomic was counted when it was received");
         self.atomics += 1;
         self.queue.push_back(Inbound { what: What::Atomic(atomic), end: 0 });

@@ -54,7 +54,7 @@ pub(crate) fn read(length: u32) -> ReadRequest {
 fn accept(stream: &mut Stream, peer: &mut Stream, length: u32) {
     let request = peer.try_begin_read(&read(length)).unwrap();
     match stream.receive(&single(request, &[])).unwrap() {
-        Delivery::ReadRequest(inbound) => stream.accept_read(inbound),
+        Delivery::ReadRequest(_) => {}
         other => panic!("{other:?}"),
     }
 }
@@ -66,6 +66,13 @@ fn an_idle_stream_is_small_and_has_allocated_nothing() {
 }
 
 impl Stream {
+    /// Takes a segment, if nothing is wrong with it.
+    pub(crate) fn receive<'a>(&mut self, ulpdu: &'a [u8]) -> Result<Delivery<'a>, Fault> {
+        let delivery = self.inspect(ulpdu)?;
+        self.commit(&delivery);
+        Ok(delivery)
+    }
+
     /// Sets the number of our next request.
     pub(crate) fn set_next_request(&mut self, number: u32) {
         self.next.request = MessageSequenceNumber(number);
@@ -101,8 +108,8 @@ fn even_a_terminate_of_the_responder_waits_for_the_first_fpdu() {
 fn a_faulty_first_fpdu_ends_the_silence_too() {
     let mut stream = responder();
     assert_eq!(stream.receive(&[]), Err(Fault::SegmentTooShort));
-    assert!(stream.may_transmit());
     assert!(stream.fail(Fault::SegmentTooShort, Some(&[])).is_some());
+    assert!(stream.may_transmit());
 }
 
 #[test]
@@ -220,8 +227,8 @@ fn only_the_first_fault_is_told() {
     let mut stream = initiator(1, 1);
     let bad = [0xc2; 20];
     assert_eq!(stream.receive(&bad), Err(Fault::TaggedVersion));
-    assert_eq!(stream.receive(&bad), Ok(Delivery::Ignored), "nothing is delivered behind a fault");
     assert!(stream.fail(Fault::TaggedVersion, Some(&bad)).is_some());
+    assert_eq!(stream.receive(&bad), Ok(Delivery::Ignored), "nothing is delivered behind a fault");
     assert_eq!(stream.state(), QpState::Terminate);
     assert!(stream.fail(Fault::Crc, None).is_none());
     assert!(!stream.may_send_messages());
@@ -286,11 +293,11 @@ fn each_ready_to_receive_indication_takes_nothing_of_the_consumers() {
         assert!(client.ready_to_receive_message().is_none(), "one is enough");
         match (kind, server.receive(&ulpdu).unwrap()) {
             (ReadyToReceive::Write, Delivery::Write { payload: [], last: true, .. }) => {}
-            (ReadyToReceive::Send, Delivery::ReadyToReceive) => {}
-            (ReadyToReceive::Read, Delivery::ReadRequest(inbound)) => {
-                server.accept_read(inbound);
+            (ReadyToReceive::Send, Delivery::ReadyToReceive { last: true }) => {}
+            (ReadyToReceive::Read, Delivery::ReadRequest(_)) => {
                 let response = server.next_response().unwrap();
-                assert_eq!(client.receive(&single(response.message, &[])), Ok(Delivery::ReadyToReceive));
+                let response = single(response.message, &[]);
+                assert_eq!(client.receive(&response), Ok(Delivery::ReadyToReceive { last: true }));
             }
             (_, other) => panic!("{kind:?}: {other:?}"),
         }
@@ -305,8 +312,8 @@ fn a_first_send_with_payload_is_the_consumers_even_where_an_indication_is_expect
     agreed.expects_ready_by_send = true;
     let mut server = Stream::new(&agreed, Features::default());
     let first = single(Message::send(SendKind::Plain, MessageSequenceNumber::FIRST, 1), &[9]);
-    assert!(matches!(server.receive(&first), Ok(Delivery::Send { completes: Some(_), .. })));
+    assert!(matches!(server.receive(&first), Ok(Delivery::Send { last: true, .. })));
     // So is a later one without.
     let second = single(Message::send(SendKind::Plain, MessageSequenceNumber(2), 0), &[]);
-    assert!(matches!(server.receive(&second), Ok(Delivery::Send { completes: Some(_), .. })));
+    assert!(matches!(server.receive(&second), Ok(Delivery::Send { last: true, .. })));
 }

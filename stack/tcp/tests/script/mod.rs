@@ -575,7 +575,7 @@ impl Player {
                 "probes" => u64::from(info.counters.tail_loss_probes),
                 "recoveries" => u64::from(info.counters.fast_recoveries),
                 "undone" => u64::from(info.counters.undone),
-                "held" => u64::from(info.out_of_order_buffers),
+                "held" => info.out_of_order_buffers,
                 "retransmitted" => info.counters.retransmissions,
                 "reactions" => u64::from(info.counters.ecn_reactions),
                 "marks" => u64::from(info.counters.ecn_marks),

@@ -222,7 +222,7 @@ impl<'a> CommitRequest<'a> {
     }
 
     /// The regions in the order of the request.
-    pub fn regions(&self) -> impl ExactSizeIterator<Item = CommitRegion> + 'a {
+    pub fn regions(self) -> impl ExactSizeIterator<Item = CommitRegion> + 'a {
         self.regions.iter().map(CommitRegion::from_octets)
     }
 }
