@@ -6,7 +6,7 @@ use uwarp_tcp::Instant;
 
 /// Idle turns that only spin: about as long as one packet's round trip on a virtual device.
 const SPINS: u32 = 64;
-/// A nap lasts this part of the time since there was something to do: who has been silent for long may wait longer.
+/// A nap lasts the idle time so far divided by this: the longer nothing came, the less a late look costs.
 const NAP_PART: u32 = 8;
 /// Shortest nap: shorter ones take longer than they last.
 const LEAST_NAP: Duration = Duration::from_micros(20);
