@@ -441,7 +441,7 @@ fn take_other(
     Some(())
 }
 
-/// Places an FPDU if it is faultless and part of a Send that invalidates nothing. Otherwise only memory has changed.
+/// Places an FPDU if it is faultless and part of a Send that invalidates nothing. Otherwise at most memory has changed.
 #[inline(always)]
 fn place_send(
     turn: &Turn<'_>,
