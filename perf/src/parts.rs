@@ -61,6 +61,8 @@ pub mod names {
     pub const IB_WRITE_LAT: &str = "ib_write_lat";
     /// The same.
     pub const IB_WRITE_BW: &str = "ib_write_bw";
+    /// iperf3 over the loopback interface: the kernel's TCP at its best.
+    pub const IPERF: &str = "iperf3, loopback";
     /// libfabric on uwarp's libraries.
     pub const LIBFABRIC_VERBS: &str = "libfabric verbs;ofi_rxm";
     /// A Write and one back within one process, which turns the engines itself.

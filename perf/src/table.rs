@@ -121,6 +121,7 @@ pub fn ratios(run: &Run) -> Vec<Row> {
             add(Key::new(above, quantity, size), Key::new(below, quantity, size));
         }
         add(Key::new(RAW, Quantity::LatencyP50, 64), Key::new(RAW_C, Quantity::LatencyP50, 64));
+        add(Key::new(IB_SEND_LAT, Quantity::LatencyP50, 64), Key::new(LIBFABRIC_RXM, Quantity::LatencyMean, 64));
         add(Key::new(NULL, Quantity::LatencyP50, 0), Key::new(SEND, Quantity::LatencyP50, 64));
         for figure in &figures.0 {
             if figure.key.quantity == Quantity::Cost && figure.key.queue_pairs > 1 {
@@ -162,6 +163,7 @@ fn same_quantity(raw: &'static str) -> Vec<(&'static str, &'static str, Quantity
             (IB_WRITE_BW, WRITE, Bandwidth, 1 << 16),
             (IB_WRITE_LAT, WRITE, LatencyP50, 64),
             (LIBFABRIC_VERBS, LIBFABRIC_RXM, LatencyMean, 64),
+            (IB_WRITE_BW, IPERF, Bandwidth, 1 << 16),
             (LIBFABRIC_VERBS, UCX_TAG, LatencyMean, 64),
             (LIBFABRIC_VERBS, KERNEL_SPINNING, LatencyMean, 64),
             (IN_PROCESS_THREAD, IN_PROCESS, Cost, 64),

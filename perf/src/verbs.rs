@@ -1,4 +1,5 @@
-//! `verbs`: unmodified RDMA programs on uwarp's libibverbs and librdmacm, each beside the native tool that does the
+//! `verbs`: unmodified RDMA programs on uwarp's libibverbs and librdmacm. First as `uwarp-run` runs them, on a switch,
+//! beside programs over the kernel's TCP; then on a device of their own, each beside the native tool that does the
 //! same.
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 
 use crate::compare::Common;
+use crate::foreign::iperf;
 use crate::foreign::iscsi::{self, Load, Transport};
 use crate::foreign::perftest::{self, DropIn};
 use crate::foreign::{self, Place, iterations, libfabric, ucx};
@@ -58,6 +60,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         (ucx::PROGRAM, ucx::PACKAGE),
         (iscsi::TARGET, iscsi::TARGET_PACKAGE),
         (iscsi::PROGRAM, iscsi::PACKAGE),
+        (iperf::PROGRAM, iperf::PACKAGE),
     ]
     .into_iter()
     .map(|(program, package)| foreign::find(program, package, common.install))
@@ -80,11 +83,14 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let namespaces = Namespaces::new()?;
     let place = Place { namespaces: &namespaces, cpus: common.pair(), folder: folder.path() };
+    let switched = DropIn::on_switch(&libraries, folder.path())?;
     let drop_in = DropIn::new(&libraries, folder.path())?;
-    let mut figures = Figures::default();
+    let (mut of_switch, mut figures) = (Figures::default(), Figures::default());
     let mut patience = Patience::new(common.patience.unwrap_or(PATIENCE));
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
+        let mut parts = Parts::new(&mut of_switch, round, common.pair(), duration, &mut patience);
+        measure_default(&mut parts, &place, &switched)?;
         let mut parts = Parts::new(&mut figures, round, common.pair(), duration, &mut patience);
         measure(&mut parts, &perf, &place, &drop_in, with_write_latency)?;
         for (what, cpus, more) in [
@@ -97,14 +103,49 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         }
     }
     about.rounds = format!("rounds: {rounds}, parts of {} ms", duration.as_millis());
-    let devices = [(DEVICE.to_owned(), figures)].into();
+    let devices = [(SWITCH.to_owned(), of_switch), (DEVICE.to_owned(), figures)].into();
     common.publish(&Run { about, devices })
 }
 
 /// The device of both the programs and the native tools.
 const DEVICE: &str = "virtio";
 
-/// One round.
+/// What is between programs that `uwarp-run` runs.
+const SWITCH: &str = "switch";
+
+/// What two perftest programs measure.
+const PERCENTILES: [Quantity; 3] = [Quantity::LatencyP50, Quantity::LatencyP99, Quantity::LatencyP999];
+
+/// A latency of perftest.
+fn ib_latency(parts: &mut Parts<'_>, place: &Place<'_>, drop_in: &DropIn, tool: &str) -> anyhow::Result<()> {
+    parts.attempt(tool, 64, &PERCENTILES, |duration| {
+        let count = iterations(duration, 5_000);
+        let perftest::RoundTrip { p50, p99, p99_9 } = drop_in.latency(place, tool, 64, count)?;
+        Ok(vec![p50, p99, p99_9])
+    })
+}
+
+/// The bandwidth of Writes by perftest.
+fn ib_bandwidth(parts: &mut Parts<'_>, place: &Place<'_>, drop_in: &DropIn) -> anyhow::Result<()> {
+    parts.attempt(IB_WRITE_BW, 1 << 16, &[Quantity::Bandwidth], |duration| {
+        let count = iterations(duration * perftest::LONGER_BANDWIDTH, 10_000);
+        Ok(vec![drop_in.bandwidth(place, IB_WRITE_BW, 1 << 16, count)?])
+    })
+}
+
+/// One round of what users get who set nothing up.
+fn measure_default(parts: &mut Parts<'_>, place: &Place<'_>, drop_in: &DropIn) -> anyhow::Result<()> {
+    ib_latency(parts, place, drop_in, IB_SEND_LAT)?;
+    parts.libfabric(place, LIBFABRIC_VERBS, "verbs;ofi_rxm", 64, |end, side| drop_in.adapt(end, side))?;
+    parts.libfabric(place, LIBFABRIC_RXM, "tcp;ofi_rxm", 64, |end, _| end)?;
+    parts.ucx_latency(place, UCX_TAG, "tag_lat", 64)?;
+    ib_bandwidth(parts, place, drop_in)?;
+    parts.attempt(IPERF, 1 << 16, &[Quantity::Bandwidth], |duration| {
+        Ok(vec![iperf::bandwidth(place, 1 << 16, duration)?])
+    })
+}
+
+/// One round beside the native tools.
 fn measure(
     parts: &mut Parts<'_>,
     perf: &UwarpPerf,
@@ -112,27 +153,15 @@ fn measure(
     drop_in: &DropIn,
     with_write_latency: bool,
 ) -> anyhow::Result<()> {
-    let percentiles = [Quantity::LatencyP50, Quantity::LatencyP99, Quantity::LatencyP999];
-    let adapt = |end, side| drop_in.adapt(end, side);
-    let ib_latency = |tool| {
-        move |duration| {
-            let count = iterations(duration, 5_000);
-            let perftest::RoundTrip { p50, p99, p99_9 } = drop_in.latency(place, tool, 64, count)?;
-            Ok(vec![p50, p99, p99_9])
-        }
-    };
     parts.uwarp(perf, DEVICE, SEND, "send-latency", 64, &[])?;
-    parts.attempt(IB_SEND_LAT, 64, &percentiles, ib_latency(IB_SEND_LAT))?;
+    ib_latency(parts, place, drop_in, IB_SEND_LAT)?;
     if with_write_latency {
         parts.uwarp(perf, DEVICE, WRITE, "write-latency", 64, &[])?;
-        parts.attempt(IB_WRITE_LAT, 64, &percentiles, ib_latency(IB_WRITE_LAT))?;
+        ib_latency(parts, place, drop_in, IB_WRITE_LAT)?;
     }
     parts.uwarp(perf, DEVICE, WRITE, "write-bandwidth", 1 << 16, &[])?;
-    parts.attempt(IB_WRITE_BW, 1 << 16, &[Quantity::Bandwidth], |duration| {
-        let count = iterations(duration * perftest::LONGER_BANDWIDTH, 10_000);
-        Ok(vec![drop_in.bandwidth(place, IB_WRITE_BW, 1 << 16, count)?])
-    })?;
-    parts.libfabric(place, LIBFABRIC_VERBS, "verbs;ofi_rxm", 64, adapt)?;
+    ib_bandwidth(parts, place, drop_in)?;
+    parts.libfabric(place, LIBFABRIC_VERBS, "verbs;ofi_rxm", 64, |end, side| drop_in.adapt(end, side))?;
     parts.libfabric(place, LIBFABRIC_RXM, "tcp;ofi_rxm", 64, |end, _| end)?;
     parts.ucx_latency(place, UCX_TAG, "tag_lat", 64)?;
     parts.kernel(place.namespaces, Test::SpinningLatency, 64)?;

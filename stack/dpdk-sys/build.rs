@@ -34,7 +34,6 @@ fn release(version: &str) -> Option<(u32, u32)> {
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=shim/shim.c");
-    println!("cargo::rerun-if-changed=shim/guard.c");
     println!("cargo::rerun-if-changed=shim/shim.h");
     println!("cargo::rerun-if-changed=shim/bindings.h");
 
@@ -58,7 +57,7 @@ fn main() {
     }
 
     let mut shim = cc::Build::new();
-    shim.file("shim/shim.c").file("shim/guard.c").opt_level(3).warnings(true);
+    shim.file("shim/shim.c").opt_level(3).warnings(true);
     for flag in &flags {
         shim.flag(flag);
     }

@@ -50,7 +50,10 @@ fn up(nanoseconds: u64) -> String {
 
 fn port(text: &mut String, now: &StatsSnapshot) {
     let Some(port) = &now.port else {
-        text.push_str("no device\n");
+        match &now.switch {
+            Some(switch) => text.push_str(&format!("on the switch {}\n", switch.display())),
+            None => text.push_str("no device\n"),
+        }
         return;
     };
     let mut table = output::table([

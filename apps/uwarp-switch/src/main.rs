@@ -154,7 +154,7 @@ fn status(socket: Option<PathBuf>, json: bool) -> anyhow::Result<()> {
     let names = || sockets.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ");
     let connected = sockets.iter().find_map(|path| connect(path).ok());
     let connected = connected.ok_or_else(|| anyhow::anyhow!("no switch serves {}: uwarp-switch serve", names()))?;
-    send(&connected, &Request::Status { version: VERSION }, None)?;
+    send(&connected, &Request::Status { version: VERSION }, &[])?;
     let status = match receive(&connected)? {
         Some((Answer::Status(status), _)) => status,
         Some((Answer::Refused { reason, .. }, _)) => anyhow::bail!("the switch: {reason}"),

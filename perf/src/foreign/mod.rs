@@ -1,5 +1,6 @@
 //! Programs of others to compare with, from Debian's packages: a server and a client in two network namespaces.
 
+pub mod iperf;
 pub mod iscsi;
 pub mod libfabric;
 pub mod perftest;
@@ -11,6 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+
+use uwarp::switch::protocol::{Answer, Request, VERSION, connect, receive, send};
 
 use crate::kernel::Namespaces;
 
@@ -139,6 +142,18 @@ pub enum Ready<'a> {
     Port(u16),
     /// It has made this file. One that an earlier server left is removed before.
     File(&'a Path),
+    /// It listens on the switch with this socket.
+    Listener(&'a Path),
+}
+
+/// How many ports the clients of a switch have reserved; `None` if no switch answers.
+fn listeners(socket: &Path) -> Option<usize> {
+    let socket = connect(socket).ok()?;
+    send(&socket, &Request::Status { version: VERSION }, &[]).ok()?;
+    match receive(&socket).ok()?? {
+        (Answer::Status(status), _) => Some(status.clients.iter().map(|client| client.listening.len()).sum()),
+        _ => None,
+    }
 }
 
 /// Whether a process's namespace has a listener of the kernel's on a TCP port.
@@ -168,15 +183,28 @@ impl Place<'_> {
     /// # Errors
     /// Either fails, or does not end.
     pub fn pair(&self, server: &End, client: &End, ready: Ready<'_>) -> anyhow::Result<String> {
+        self.pair_in([0, 1], server, client, ready)
+    }
+
+    /// The same with both in the server's namespace, over its loopback.
+    ///
+    /// # Errors
+    /// Either fails, or does not end.
+    pub fn pair_at_home(&self, server: &End, client: &End, ready: Ready<'_>) -> anyhow::Result<String> {
+        self.pair_in([0, 0], server, client, ready)
+    }
+
+    fn pair_in(&self, ends: [usize; 2], server: &End, client: &End, ready: Ready<'_>) -> anyhow::Result<String> {
         if let Ready::File(path) = ready {
             remove(path)?;
         }
-        let mut server = server.start(self.namespaces, 0, self.cpus.0, self.folder)?;
+        let mut server = server.start(self.namespaces, ends[0], self.cpus.0, self.folder)?;
         server.wait_until("listened", |process| match ready {
             Ready::Port(port) => listens(process, port),
             Ready::File(path) => path.exists(),
+            Ready::Listener(switch) => listeners(switch).is_some_and(|count| count > 0),
         })?;
-        let printed = client.start(self.namespaces, 1, self.cpus.1, self.folder)?.wait()?;
+        let printed = client.start(self.namespaces, ends[1], self.cpus.1, self.folder)?.wait()?;
         server.wait()?;
         Ok(printed)
     }

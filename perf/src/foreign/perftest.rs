@@ -1,25 +1,69 @@
 //! perftest over rdma_cm, on uwarp's libraries.
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
+use uwarp::switch::SWITCH_VARIABLE;
 
-use super::{End, Place, Ready};
+use super::{End, PATIENCE, Place, Ready, listeners};
 use crate::kernel::{CLIENT_ADDRESS, SERVER_ADDRESS};
 
 /// Its package.
 pub const PACKAGE: &str = "perftest";
 
-/// uwarp's libibverbs and librdmacm, and a private device between a server and a client.
+/// uwarp's libibverbs and librdmacm, and what is between a server and a client.
 pub struct DropIn {
     libraries: PathBuf,
+    between: Between,
+}
+
+enum Between {
+    /// A device of the two: its socket, and the configuration of each end.
+    Device(PathBuf, [PathBuf; 2]),
+    /// A switch: what `uwarp-run` gives a program.
+    Switch(Switch),
+}
+
+/// A switch that runs; killed when dropped.
+struct Switch {
+    process: Child,
     socket: PathBuf,
-    configurations: [PathBuf; 2],
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 impl DropIn {
-    /// Writes the configuration files into `folder`. The device is that of `uwarp-perf pair`; its addresses are those
-    /// of the kernel in the same namespaces, because libfabric uses both.
+    /// Starts a switch with its socket in `folder`. Its addresses are those of the kernel in both namespaces, because
+    /// libfabric uses both.
+    ///
+    /// # Errors
+    /// There is no `uwarp-switch` beside this program, or it does not start.
+    pub fn on_switch(libraries: &Path, folder: &Path) -> anyhow::Result<Self> {
+        let (program, socket) = (std::env::current_exe()?.with_file_name("uwarp-switch"), folder.join("switch.sock"));
+        let mut command = Command::new(&program);
+        command.arg("serve").arg("--socket").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
+        for address in [SERVER_ADDRESS, CLIENT_ADDRESS] {
+            command.args(["--address", &format!("{address}/24")]);
+        }
+        let process = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        let switch = Switch { process, socket };
+        let start = Instant::now();
+        while listeners(&switch.socket).is_none() {
+            ensure!(start.elapsed() < PATIENCE, "{} does not serve", program.display());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        Ok(Self { libraries: libraries.to_owned(), between: Between::Switch(switch) })
+    }
+
+    /// Writes the configuration files of a private device into `folder`. The device is that of `uwarp-perf pair`; its
+    /// addresses are those of the kernel in the same namespaces, because libfabric uses both.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -37,13 +81,17 @@ impl DropIn {
             anyhow::Ok(path)
         };
         let [server, client] = ends.map(write);
-        Ok(Self { libraries: libraries.to_owned(), configurations: [server?, client?], socket })
+        let between = Between::Device(socket, [server?, client?]);
+        Ok(Self { libraries: libraries.to_owned(), between })
     }
 
-    /// A program on one end of the device: 0 is the server's.
+    /// A program at one end: 0 is the server's.
     pub fn adapt(&self, end: End, side: usize) -> End {
-        end.with("LD_LIBRARY_PATH", self.libraries.display().to_string())
-            .with("UWARP_CONFIG", self.configurations[side].display().to_string())
+        let end = end.with("LD_LIBRARY_PATH", self.libraries.display().to_string());
+        match &self.between {
+            Between::Device(_, configurations) => end.with("UWARP_CONFIG", configurations[side].display().to_string()),
+            Between::Switch(switch) => end.with(SWITCH_VARIABLE, switch.socket.display().to_string()),
+        }
     }
 
     /// Removes what an earlier server has left of the device.
@@ -51,7 +99,10 @@ impl DropIn {
     /// # Errors
     /// It cannot be removed.
     pub fn remove_socket(&self) -> std::io::Result<()> {
-        super::remove(&self.socket)
+        match &self.between {
+            Between::Device(socket, _) => super::remove(socket),
+            Between::Switch(_) => Ok(()),
+        }
     }
 
     /// Runs one of perftest's tools at both ends; what the client printed.
@@ -64,7 +115,10 @@ impl DropIn {
         let client = [&server[..], &[SERVER_ADDRESS]].concat();
         // The device opens when the server begins to listen, and a client takes longer to start than a server to do
         // that.
-        let ready = Ready::File(&self.socket);
+        let ready = match &self.between {
+            Between::Device(socket, _) => Ready::File(socket),
+            Between::Switch(switch) => Ready::Listener(&switch.socket),
+        };
         place.pair(&self.adapt(End::new(&server), 0), &self.adapt(End::new(&client), 1), ready)
     }
 

@@ -461,19 +461,6 @@ int uwarp_vhost_announce(int peer, uint16_t queue, int on)
 	return rte_vhost_enable_guest_notification(peer, received_ring(queue), on);
 }
 
-int uwarp_vhost_maps(int peer, uintptr_t address)
-{
-	struct rte_vhost_memory *memory = NULL;
-	int found = 0;
-
-	if (rte_vhost_get_mem_table(peer, &memory) != 0)
-		return 0;
-	for (uint32_t i = 0; i < memory->nregions; i++)
-		found |= address - (uintptr_t)memory->regions[i].mmap_addr < memory->regions[i].mmap_size;
-	free(memory);
-	return found;
-}
-
 int uwarp_packet_socket(uint16_t port, uint16_t queue)
 {
 	/* The driver has no function for it, but its queues begin with the socket. The kernel says whether that is right. */

@@ -69,18 +69,6 @@ void uwarp_limit_receives(void);
 typedef int (*uwarp_close_hook)(int fd);
 void uwarp_close_through(uwarp_close_hook hook);
 
-/* The guard of vhost sockets (guard.c): what the vhost library's calls of accept and recvmsg go to. `receive` gets messages of guarded
- * sockets only, and `accept` connections to them. */
-struct uwarp_guard {
-	int (*is_guarded)(int fd);
-	int (*accept)(int listener);
-	ptrdiff_t (*receive)(int fd, void *message, int flags);
-};
-/* Starts it. `guard` must live as long as the process. Negative if the vhost library does not call this program's functions. */
-int uwarp_guard_start(const struct uwarp_guard *guard);
-/* Adds 1 to an eventfd, and never waits. Negative: it is none. */
-int uwarp_signal(int fd);
-
 /* Has the thread that serves vhost sockets look at those that were made since it fell asleep. Needs a socket of the caller's that
  * listens at this path and takes a connection. */
 void uwarp_vhost_wake(const char *path);
@@ -91,8 +79,6 @@ int uwarp_vhost_peer(uint16_t port);
 int uwarp_vhost_kick(int peer, uint16_t queue);
 /* Has the peer write to it (1), or no longer (0). Negative if that cannot be done. */
 int uwarp_vhost_announce(int peer, uint16_t queue, int on);
-/* Whether an address is in the memory that the peer shares. */
-int uwarp_vhost_maps(int peer, uintptr_t address);
 /* The socket of a queue of an af_packet port; negative if it is not found. */
 int uwarp_packet_socket(uint16_t port, uint16_t queue);
 

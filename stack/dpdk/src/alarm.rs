@@ -206,13 +206,6 @@ impl Alarm {
         peer.map(|peer| unsafe { sys::uwarp_vhost_announce(peer, self.queue, on.into()) } >= 0)
     }
 
-    /// Whether an address is in the memory that the peer of a vhost port shares.
-    pub(crate) fn peer_maps(&self, address: usize) -> bool {
-        let peer = lock(&self.peer);
-        // SAFETY: the lock keeps the peer from being freed.
-        peer.is_some_and(|peer| unsafe { sys::uwarp_vhost_maps(peer, address) } != 0)
-    }
-
     /// Wakes the thread since the device has changed.
     pub(crate) fn ring(&self) {
         if self.announcement != Announcement::None {

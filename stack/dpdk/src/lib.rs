@@ -18,7 +18,6 @@ pub mod device;
 pub mod eal;
 mod error;
 mod gate;
-pub mod guard;
 mod lock;
 mod locked;
 mod log;
@@ -32,7 +31,7 @@ mod port;
 mod queue;
 mod ring;
 mod signal;
-pub mod truncation;
+pub mod socket;
 
 pub use device::{DeviceConfig, MemifRole};
 pub use eal::{Caches, Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory, without_cancellation};

@@ -106,12 +106,6 @@ impl Port {
         Ok(())
     }
 
-    /// Whether an address of this process is in the memory that a vhost port's peer shares:
-    /// [`truncation`](crate::truncation).
-    pub fn peer_maps(&self, address: usize) -> bool {
-        self.inner.queues.first().is_some_and(|queue| queue.alarm.peer_maps(address))
-    }
-
     /// The port's counters. Those of a connecting virtio-user device restart with each peer.
     pub fn statistics(&self) -> Statistics {
         let mut raw = sys::rte_eth_stats::default();

@@ -11,17 +11,21 @@
 //! - [`Helm`]: which thread turns an engine, by such a lock; only the engine's own thread ever waits for it.
 //! - [`Claims`]: a table of which engine has what, such as a flow.
 //! - [`Shares`]: the accounts of a queue that has several users.
+//! - [`cable`]: frames between two processes in memory that both have mapped, and the table of who owns which port.
 //!
 //! Nothing else here takes a lock, and nothing allocates after construction. The ends of a ring are `Send` but not
 //! `Sync`: by type, one thread at a time owns each of them.
 //!
 //! Loom models check the memory orderings: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-ring --release`.
 
-// Two threads access the elements through shared cells; the cursors decide which thread may.
+// Two threads access the elements through shared cells; the cursors decide which thread may. Two processes access a
+// cable's memory through atomics and copies.
 #![allow(unsafe_code)]
 
 mod biased;
 mod bytes;
+#[cfg(not(loom))]
+pub mod cable;
 mod claims;
 mod doorbell;
 mod helm;

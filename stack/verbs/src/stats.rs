@@ -23,6 +23,9 @@ pub struct StatsSnapshot {
     pub address: String,
     /// Largest IP packet.
     pub mtu: u16,
+    /// The socket of the switch, if the context is on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switch: Option<std::path::PathBuf>,
     /// The device, if there is one.
     pub port: Option<PortSnapshot>,
     /// Engines that answered.

@@ -1,6 +1,7 @@
 //! The code of the fuzz targets. It is a library so that `cargo test` can replay inputs without the fuzzer.
 #![forbid(unsafe_code)]
 
+mod cable;
 mod frame;
 mod markers;
 mod memif_control;
@@ -12,6 +13,7 @@ mod stream;
 mod tcp;
 mod verbs_calls;
 
+pub use cable::cable;
 pub use frame::frame;
 pub use markers::markers;
 pub use memif_control::memif_control;

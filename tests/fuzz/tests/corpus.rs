@@ -25,6 +25,11 @@ fn replay(target: &str, run: fn(&[u8])) {
 }
 
 #[test]
+fn cable() {
+    replay("cable", uwarp_fuzz::cable);
+}
+
+#[test]
 fn frame() {
     replay("frame", uwarp_fuzz::frame);
 }

@@ -336,7 +336,7 @@ impl Host {
     /// What the switch says about itself.
     pub fn status(&self) -> Status {
         let socket = connect(&self.socket).expect("the switch serves");
-        send(&socket, &Request::Status { version: VERSION }, None).expect("the switch listens");
+        send(&socket, &Request::Status { version: VERSION }, &[]).expect("the switch listens");
         match receive(&socket).expect("an answer") {
             Some((Answer::Status(status), _)) => status,
             other => panic!("no status: {other:?}"),

@@ -144,7 +144,7 @@ fn uwarp_stat_shows_the_connection_of_a_running_program() {
     watch(&client, |seen| seen.engines.iter().any(|engine| engine.counters.fpdus_sent > 100));
     for program in [&server, &client] {
         let shown = host.tool("uwarp-stat", &[&program.id().to_string(), "--once"]);
-        for part in [":7174", "ESTABLISHED", "10.9.0.1", "net_virtio_user"] {
+        for part in [":7174", "ESTABLISHED", "10.9.0.1", "switch.sock"] {
             assert!(shown.succeeded().to_uppercase().contains(&part.to_uppercase()), "no {part}: {}", shown.output);
         }
     }

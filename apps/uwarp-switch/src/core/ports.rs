@@ -8,12 +8,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 
+use uwarp_ring::cable::{OWNER_NUMBERS, Owner, OwnerTable};
 use uwarp_wire::address::IpAddress;
 
 use super::ClientId;
 
-/// The most clients: DPDK has 32 ports in a process, and two are left for an uplink and for a client's successor, which
-/// may come before the device of its predecessor is closed.
+/// The most clients: each has a block of ports.
 pub const MAX_CLIENTS: usize = 30;
 /// Ports of one block.
 pub const BLOCK: u16 = 1024;
@@ -43,6 +43,8 @@ pub enum ReserveError {
 /// What one client holds.
 #[derive(Debug)]
 struct Holding {
+    /// The client's number in the published table.
+    number: u16,
     block: RangeInclusive<u16>,
     /// Each at one address, or at all.
     reserved: BTreeSet<(u16, Option<IpAddress>)>,
@@ -65,6 +67,10 @@ pub struct PortTable {
     /// Where the search for a block begins. A new client does not get its predecessor's ports, to which segments may be
     /// on their way.
     next_block: usize,
+    /// The number of the next client, in the same way.
+    next_number: u16,
+    /// The table that clients read, if there are any that do.
+    published: Option<OwnerTable>,
 }
 
 fn block(number: usize) -> RangeInclusive<u16> {
@@ -79,11 +85,51 @@ impl Default for PortTable {
             several: HashMap::new(),
             holdings: [const { None }; MAX_CLIENTS],
             next_block: 0,
+            next_number: 0,
+            published: None,
         }
     }
 }
 
 impl PortTable {
+    /// Has clients read in a table who owns which port. Nobody owns one yet.
+    pub(crate) fn publish(&mut self, table: OwnerTable) {
+        self.published = Some(table);
+    }
+
+    /// The number of a client in the published table.
+    pub fn number(&self, client: ClientId) -> Option<u16> {
+        Some(self.holdings.get(client.place())?.as_ref()?.number)
+    }
+
+    /// Sets the owner of a port.
+    fn set(&mut self, port: u16, place: u8) {
+        let before = std::mem::replace(&mut self.owners[usize::from(port)], place);
+        let Some(table) = self.published.as_ref().filter(|_| before != place) else { return };
+        let number = |place| self.number(ClientId(place));
+        table.set(
+            port,
+            match (place, before) {
+                (SEVERAL, _) => Owner::Several,
+                // What the last owner has sent may still be under way.
+                (NOBODY, before) => number(before).map_or(Owner::Nobody, Owner::Past),
+                (place, _) => number(place).map_or(Owner::Nobody, Owner::One),
+            },
+        );
+    }
+
+    /// A number that no client has.
+    fn new_number(&mut self) -> u16 {
+        loop {
+            let number = self.next_number;
+            self.next_number = (number + 1) % OWNER_NUMBERS as u16;
+            if !self.holdings.iter().flatten().any(|holding| holding.number == number) {
+                self.published.iter().for_each(|table| table.forget(number));
+                return number;
+            }
+        }
+    }
+
     /// The client that owns a port at an address. A port that one client alone has is its at all of them.
     #[inline]
     pub fn owner(&self, address: IpAddress, port: u16) -> Option<ClientId> {
@@ -124,22 +170,21 @@ impl PortTable {
         // `reserve` keeps a block for each place.
         let number = numbers.find(|number| self.is_untouched(*number))?;
         self.next_block = (number + 1) % BLOCKS;
-        for port in block(number) {
-            self.owners[usize::from(port)] = client.0;
-        }
-        self.holdings[client.place()] = Some(Holding { block: block(number), reserved: BTreeSet::new() });
+        let holding = Holding { number: self.new_number(), block: block(number), reserved: BTreeSet::new() };
+        self.holdings[client.place()] = Some(holding);
+        block(number).for_each(|port| self.set(port, client.0));
         Some(block(number))
     }
 
     /// Frees everything that a client holds.
     pub(crate) fn leave(&mut self, client: ClientId) {
-        let Some(holding) = self.holdings[client.place()].take() else { return };
-        for port in holding.block {
-            self.owners[usize::from(port)] = NOBODY;
-        }
-        for (port, _) in holding.reserved {
-            self.settle(port);
-        }
+        let Some(holding) = &mut self.holdings[client.place()] else { return };
+        let (block, reserved) = (holding.block.clone(), std::mem::take(&mut holding.reserved));
+        // The block is nobody's from here on, and the number still the client's.
+        holding.block = RangeInclusive::new(1, 0);
+        block.for_each(|port| self.set(port, NOBODY));
+        reserved.into_iter().for_each(|(port, _)| self.settle(port));
+        self.holdings[client.place()] = None;
     }
 
     /// Reserves a port at one address or at all. What the client has is granted again.
@@ -185,20 +230,22 @@ impl PortTable {
             (holding.block.contains(&port) || holding.at(port).next().is_some()).then_some((client, holding))
         });
         let holders: Vec<_> = holders.collect();
-        self.owners[usize::from(port)] = match holders[..] {
+        let owner = match holders[..] {
             [] => NOBODY,
             [(client, _)] => client.0,
             _ => SEVERAL,
         };
-        let several = holders
-            .iter()
-            .flat_map(|(client, holding)| holding.at(port).flatten().map(move |address| (address, *client)));
-        let several: Vec<_> = if holders.len() > 1 { several.collect() } else { Vec::new() };
+        let at = |(client, holding): &(ClientId, &Holding)| {
+            let client = *client;
+            holding.at(port).flatten().map(move |address| (address, client)).collect::<Vec<_>>()
+        };
+        let several: Vec<_> = if owner == SEVERAL { holders.iter().flat_map(at).collect() } else { Vec::new() };
         if several.is_empty() {
             self.several.remove(&port);
         } else {
             self.several.insert(port, several);
         }
+        self.set(port, owner);
     }
 
     /// Whether each place that is free would still find a block if this port were taken.

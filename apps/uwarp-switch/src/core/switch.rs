@@ -5,6 +5,8 @@ mod uplink;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use uwarp_engine::ports::cable::NOTE_MAC;
+use uwarp_ring::cable::OwnerTable;
 use uwarp_wire::address::{FlowKey, IpAddress};
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 use uwarp_wire::icmp6::Icmp6Message;
@@ -90,6 +92,10 @@ pub struct Switch {
     reply: Reply,
     relayed_to: u32,
     uplink: Option<Uplink>,
+    /// For each client, those with which it has a cable, or has been found to want one: a bit each.
+    joined: [u32; PLACES],
+    /// Of these, the pairs that nobody has taken yet.
+    wanting: Vec<(ClientId, ClientId)>,
 }
 
 impl Switch {
@@ -111,6 +117,8 @@ impl Switch {
             reply: Reply::default(),
             relayed_to: 0,
             uplink: None,
+            joined: [0; PLACES],
+            wanting: Vec::new(),
         })
     }
 
@@ -152,6 +160,9 @@ impl Switch {
         }
         self.last = [None; PLACES];
         self.ports.leave(client);
+        self.joined[client.place()] = 0;
+        self.joined.iter_mut().for_each(|joined| *joined &= !client.bit());
+        self.wanting.retain(|(from, to)| *from != client && *to != client);
         probes
     }
 
@@ -169,6 +180,16 @@ impl Switch {
     pub fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddr>) {
         self.last = [None; PLACES];
         self.ports.release(client, port, address.map(IpAddress::from));
+    }
+
+    /// Has clients read in a table who owns which port. There is no client yet.
+    pub fn publish(&mut self, table: OwnerTable) {
+        self.ports.publish(table);
+    }
+
+    /// A pair of clients of which one has begun a connection to the other, the first such of the two.
+    pub fn take_wanting(&mut self) -> Option<(ClientId, ClientId)> {
+        self.wanting.pop()
     }
 
     /// Who owns which port.
@@ -324,6 +345,10 @@ impl Switch {
             let (source, destination) = ends(segment);
             self.flows.acknowledged(to, destination, source, segment.acknowledgment(octets));
         }
+        // The segment itself goes by the cable of the two.
+        if octets.starts_with(&NOTE_MAC) {
+            return Ok(Verdict::Drop);
+        }
         Ok(self.pass(from, to, segment, octets))
     }
 
@@ -337,6 +362,10 @@ impl Switch {
         } else if flags.contains(TcpFlags::ACK) {
             let number = segment.sequence(octets).wrapping_add(1);
             self.flows.accepted(from, source, destination, (), Some(number));
+        } else if from != to && self.joined[from.place()] & to.bit() == 0 {
+            self.joined[from.place()] |= to.bit();
+            self.joined[to.place()] |= from.bit();
+            self.wanting.push((from, to));
         }
     }
 

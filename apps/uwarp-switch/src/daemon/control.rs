@@ -1,5 +1,6 @@
-//! The control thread: serves the socket, and opens and closes devices.
+//! The control thread: serves the socket, and makes the cables of clients.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,18 +19,17 @@ use uwarp::switch::protocol::{
     receive_request, send,
 };
 use uwarp_app::{signals, usage};
-use uwarp_dpdk::guard::{self, SharedSocket};
-use uwarp_dpdk::{Eal, truncation};
+use uwarp_dpdk::socket::SharedSocket;
+use uwarp_engine::ports::CablePort;
+use uwarp_ring::cable::{Cable, OwnerTable, Side};
 
 use super::Options;
 use super::addresses::HostAddresses;
-use super::device::Device;
 use super::eal;
 use super::listener::Listener;
-use super::pump::Pump;
+use super::pump::{Entry, Pump};
 use super::shares::{self, Users};
 use super::uplink::Uplink;
-use super::watchdog::Watchdog;
 use crate::core::{ClientId, MAX_CLIENTS, MAX_RESERVED, ReserveError, Switch};
 
 /// How often the control thread looks for a signal.
@@ -71,7 +71,10 @@ struct Client {
     id: ClientId,
     program: String,
     ports: (u16, u16),
-    device: Device,
+    /// Its number in the table of ports.
+    number: u16,
+    /// The numbers of the clients to which it has a cable, by place.
+    cables: BTreeMap<ClientId, u16>,
 }
 
 /// What there is to do.
@@ -91,11 +94,11 @@ struct Control {
     host: Option<HostAddresses>,
     offer: Offer,
     mac: [u8; 6],
-    eal: Eal,
+    /// Which client owns which port, for clients to read.
+    owners: OwnedFd,
     pump: Pump,
     uplink: Option<Uplink>,
     listener: Listener,
-    watchdog: Watchdog,
     connections: Vec<Connection>,
     /// There was no descriptor for a connection: none is accepted before.
     full_until: Option<Instant>,
@@ -113,15 +116,20 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
     let mode = options.mode.unwrap_or(if options.allowed.is_empty() { 0o600 } else { 0o666 });
     let listener = Listener::bind(&options.socket, mode)?;
     let mac = own_mac();
-    let switch = Switch::new(mac, options.mtu, &plain(&addresses))
+    let mut switch = Switch::new(mac, options.mtu, &plain(&addresses))
         .map_err(|error| usage(format!("{} cannot be an address of clients, or is one too many", error.0)))?;
-    let eal = eal::start(options.mtu, options.uplink.as_ref())?;
-    truncation::survive().context("bus errors cannot be caught")?;
-    guard::start(&listener.devices()).context("the devices' sockets cannot be guarded")?;
-    let watchdog = Watchdog::start()?;
-    let uplink = options.uplink.as_ref().map(|device| Uplink::open(&eal, device, options.mtu)).transpose()?;
-    let (uplink, queue) = uplink.unzip();
-    let pump = Pump::start(switch, eal.clone(), queue)?;
+    let table = OwnerTable::new().context("no memory to share the table of ports in")?;
+    let owners = table.as_fd().try_clone_to_owned()?;
+    switch.publish(table);
+    let (uplink, queue) = match &options.uplink {
+        Some(device) => {
+            let eal = eal::start(options.mtu, device)?;
+            let (uplink, (queue, is_up)) = Uplink::open(&eal, device, options.mtu)?;
+            (Some(uplink), Some((eal, queue, is_up)))
+        }
+        None => (None, None),
+    };
+    let pump = Pump::start(switch, queue)?;
     let gateway = options.gateways.iter().find_map(|gateway| match gateway {
         IpAddr::V4(gateway) => Some(*gateway),
         IpAddr::V6(_) => None,
@@ -140,11 +148,10 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
         host,
         offer,
         mac,
-        eal,
+        owners,
         pump,
         uplink,
         listener,
-        watchdog,
         connections: Vec::new(),
         full_until: None,
         complained: None,
@@ -157,7 +164,7 @@ fn plain(addresses: &[InterfaceAddress]) -> Vec<IpAddr> {
     addresses.iter().map(|own| own.address).collect()
 }
 
-/// Clients have some twenty descriptors each here.
+/// Clients have some descriptors each here.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
@@ -190,7 +197,9 @@ impl Control {
                 self.follow_addresses()?;
             }
             self.expire();
-            self.expel()?;
+            while let Some((from, to)) = self.pump.take_wanting() {
+                self.join_with_cable(from, to);
+            }
             self.look_at_uplink()?;
             if self.connections.iter().any(|connection| connection.client.is_some()) {
                 unused_since = Instant::now();
@@ -207,12 +216,13 @@ impl Control {
         let tick = Timespec::try_from(TICK).context("a quarter of a second")?;
         self.full_until = self.full_until.filter(|until| *until > Instant::now());
         let wants_clients = if self.full_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
-        let mut wanted = vec![PollFd::new(&self.listener, wants_clients)];
+        let mut wanted =
+            vec![PollFd::new(&self.listener, wants_clients), PollFd::new(self.pump.wants(), PollFlags::IN)];
         let mut indexes = Vec::new();
         for (index, connection) in self.connections.iter().enumerate() {
             wanted.push(PollFd::new(&connection.socket, PollFlags::IN));
             wanted.extend(connection.process.iter().map(|process| PollFd::new(process, PollFlags::IN)));
-            indexes.resize(wanted.len() - 1, index);
+            indexes.resize(wanted.len() - 2, index);
         }
         let changes = self.host.as_ref().and_then(HostAddresses::changes);
         wanted.extend(changes.map(|changes| PollFd::from_borrowed_fd(changes, PollFlags::IN)));
@@ -221,7 +231,7 @@ impl Control {
             Err(error) => return Err(error).context("cannot wait for clients"),
         }
         let is_ready = |wanted: &PollFd<'_>| !wanted.revents().is_empty();
-        let (listener, others) = (is_ready(&wanted[0]), &wanted[1..]);
+        let (listener, others) = (is_ready(&wanted[0]), &wanted[2..]);
         let addresses = others[indexes.len()..].iter().any(is_ready);
         let ready = others.iter().zip(indexes).filter(|(wanted, _)| is_ready(wanted));
         let mut connections: Vec<usize> = ready.map(|(_, index)| index).collect();
@@ -293,31 +303,34 @@ impl Control {
         let news = Answer::Changed(self.offer.clone());
         for connection in self.connections.iter().filter(|connection| connection.client.is_some()) {
             // One that has not read so many earlier ones learns it by the next.
-            let _ = send(&connection.socket, &news, None);
+            let _ = send(&connection.socket, &news, &[]);
         }
         Ok(())
     }
 
-    /// Ends the places of clients that did what would end or stop others.
-    fn expel(&mut self) -> anyhow::Result<()> {
-        let stalled = self.watchdog.take_found();
-        let truncated = truncation::take_replaced();
-        if stalled.is_empty() && truncated.is_none() {
-            return Ok(());
-        }
-        let is_stalled = |device: &Device| stalled.iter().any(|path| device.is_at(path));
-        let has_truncated = |device: &Device| truncated.is_some_and(|address| device.maps(address));
-        let is_expelled = |connection: &mut Connection| {
-            let Some(Client { id, program, device, .. }) = &connection.client else { return false };
-            let (stalled, truncated) = (is_stalled(device), has_truncated(device));
-            if stalled || truncated {
-                let reason = if stalled { "stopped in the middle of a message" } else { "truncated its memory" };
-                tracing::warn!(place = id.place(), program, "a client that {reason} loses its place");
-            }
-            stalled || truncated
+    /// Gives two clients a cable of their own. Without one, their frames go by the switch.
+    fn join_with_cable(&mut self, from: ClientId, to: ClientId) {
+        let of = |id| {
+            let is_its = |connection: &Connection| connection.client.as_ref().is_some_and(|client| client.id == id);
+            self.connections.iter().position(is_its)
         };
-        let expelled: Vec<_> = self.connections.extract_if(.., is_expelled).collect();
-        expelled.into_iter().try_for_each(|connection| self.part(connection))
+        let (Some(first), Some(second)) = (of(from), of(to)) else { return };
+        let plugs = match Cable::pair(&self.listener.bells()) {
+            Ok((near, far)) => [(first, second, near), (second, first, far)],
+            Err(error) => return tracing::warn!(%error, "two clients get no cable"),
+        };
+        for (index, peer, plug) in plugs {
+            let peer = self.connections[peer].client.as_ref().map(|client| (client.id, client.number));
+            let connection = &mut self.connections[index];
+            let (Some((id, number)), Some(client)) = (peer, &mut connection.client) else { return };
+            let (side, descriptors) = plug.into_parts();
+            let news = Answer::Plugged { peer: number, first: side == Side::First };
+            // A client that does not read gets none. The other one does not send by it then: nobody attends to it.
+            if send(&connection.socket, &news, &descriptors.each_ref().map(AsFd::as_fd)).is_err() {
+                return;
+            }
+            client.cables.insert(id, number);
+        }
     }
 
     /// Has the tables know when the uplink's link goes up or down.
@@ -333,6 +346,14 @@ impl Control {
     fn part(&mut self, connection: Connection) -> anyhow::Result<()> {
         if let Some(client) = connection.client {
             self.pump.detach(client.id)?;
+            let news = Answer::Unplugged { peer: client.number };
+            for other in &mut self.connections {
+                let cable = other.client.as_mut().and_then(|other| other.cables.remove(&client.id));
+                if cable.is_some() {
+                    // One that has not read so many earlier ones keeps a cable that nobody uses.
+                    let _ = send(&other.socket, &news, &[]);
+                }
+            }
             tracing::info!(place = client.id.place(), client.program, "a client has left");
         }
         Ok(())
@@ -352,10 +373,10 @@ impl Control {
                 let reason = format!(
                     "the switch speaks version {VERSION}, and the program {version}: use those of one installation"
                 );
-                return Ok(self.say(index, &refused(Refusal::Protocol, reason), None));
+                return Ok(self.say(index, &refused(Refusal::Protocol, reason), &[]));
             }
             Ok(Received::Descriptors) => {
-                self.say(index, &refused(Refusal::Protocol, "the switch takes no descriptors".to_owned()), None);
+                self.say(index, &refused(Refusal::Protocol, "the switch takes no descriptors".to_owned()), &[]);
                 return Ok(false);
             }
             Ok(Received::End) => return Ok(false),
@@ -364,7 +385,7 @@ impl Control {
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 let reason = format!("the request is not understood: {error} (the switch speaks version {VERSION})");
-                return Ok(self.say(index, &refused(Refusal::Protocol, reason), None));
+                return Ok(self.say(index, &refused(Refusal::Protocol, reason), &[]));
             }
             Err(_) => return Ok(false),
         };
@@ -386,44 +407,45 @@ impl Control {
             }
             Request::Status { .. } => Answer::Status(self.status()?),
         };
-        Ok(self.say(index, &answer, None))
+        Ok(self.say(index, &answer, &[]))
     }
 
     /// Sends an answer. False: the client does not read, or is gone.
-    fn say(&self, index: usize, answer: &Answer, descriptor: Option<BorrowedFd<'_>>) -> bool {
-        send(&self.connections[index].socket, answer, descriptor).is_ok()
+    fn say(&self, index: usize, answer: &Answer, descriptors: &[BorrowedFd<'_>]) -> bool {
+        send(&self.connections[index].socket, answer, descriptors).is_ok()
     }
 
     fn join(&mut self, index: usize, mut program: String) -> anyhow::Result<bool> {
         if self.connections[index].client.is_some() {
             let answer = refused(Refusal::Protocol, "this connection has a place".to_owned());
-            return Ok(self.say(index, &answer, None));
+            return Ok(self.say(index, &answer, &[]));
         }
         let uid = self.connections[index].peer.uid;
         let own = self.connections.iter().filter(|other| other.client.is_some() && other.peer.uid == uid).count();
         if own >= self.users.share(uid) && own < MAX_CLIENTS {
             let reason = format!("user {uid} has {own} clients here, and may have no more: end one");
-            return Ok(self.say(index, &refused(Refusal::Full, reason), None));
+            return Ok(self.say(index, &refused(Refusal::Full, reason), &[]));
         }
         let is_taken =
             |id: &ClientId| self.connections.iter().flat_map(|other| &other.client).any(|client| client.id == *id);
         let Some(id) = ClientId::all().find(|id| !is_taken(id)) else {
             let reason =
                 format!("it has {MAX_CLIENTS} clients, and can have no more: end one, or start another switch");
-            return Ok(self.say(index, &refused(Refusal::Full, reason), None));
+            return Ok(self.say(index, &refused(Refusal::Full, reason), &[]));
         };
-        let opened = Device::open(&self.eal, &self.listener.devices(), id.place(), self.offer.mtu);
-        let (device, queue) = match opened {
-            Ok(opened) => opened,
+        let made = Cable::pair(&self.listener.bells()).and_then(|(near, far)| Ok((near.connect()?, far)));
+        let (end, plug) = match made {
+            Ok(made) => made,
             Err(error) => {
-                tracing::error!("a client's device cannot be opened: {error:#}");
-                let reason = format!("the switch cannot open a device: {error:#}");
-                return Ok(self.say(index, &refused(Refusal::Failed, reason), None));
+                tracing::error!(%error, "a client gets no cable");
+                let reason = format!("the switch cannot make a cable for another client: {error}");
+                return Ok(self.say(index, &refused(Refusal::Failed, reason), &[]));
             }
         };
         let mut mac = self.mac;
         mac[5] = id.place() as u8;
-        let ports = self.pump.attach(id, mac, queue)?.into_inner();
+        let Entry { block, number } = self.pump.attach(id, mac, CablePort::new(end, self.mac, self.offer.mtu))?;
+        let ports = block.into_inner();
         let mut end = program.len().min(NAME);
         while !program.is_char_boundary(end) {
             end -= 1;
@@ -433,12 +455,15 @@ impl Control {
         let welcome = Answer::Welcome(Welcome {
             offer: self.offer.clone(),
             place: id.place() as u8,
+            number,
             mac: MacAddress(mac),
             switch_mac: MacAddress(self.mac),
             ports,
         });
-        let is_heard = self.say(index, &welcome, Some(device.socket.as_fd()));
-        self.connections[index].client = Some(Client { id, program, ports, device });
+        let (_, [memory, rings, hears]) = plug.into_parts();
+        let descriptors = [&memory, &rings, &hears, &self.owners].map(AsFd::as_fd);
+        let is_heard = self.say(index, &welcome, &descriptors);
+        self.connections[index].client = Some(Client { id, program, ports, number, cables: BTreeMap::new() });
         Ok(is_heard)
     }
 

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_w
 use tempfile::TempDir;
 use uwarp::switch::protocol;
 use uwarp_app::usage;
-use uwarp_dpdk::guard;
+use uwarp_dpdk::socket::refuse_descriptors;
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -22,10 +22,10 @@ const BACKLOG: i32 = 64;
 pub(super) struct Listener {
     path: PathBuf,
     socket: OwnedFd,
-    /// Where the devices' sockets are made: only this user can enter it.
-    _devices: TempDir,
-    /// The same: a name by way of this descriptor is short enough for any socket.
-    device_directory: OwnedFd,
+    /// Where the bells of cables are made: only this user can enter it.
+    _bells: TempDir,
+    /// The same, whatever becomes of its name.
+    bell_directory: OwnedFd,
     /// Held as long as this process serves the path.
     _lock: File,
 }
@@ -56,9 +56,9 @@ impl Listener {
             Err(rustix::io::Errno::WOULDBLOCK) => bail!("another switch serves {}", path.display()),
             Err(error) => return Err(error).context(format!("{} cannot be locked", lock_path.display())),
         }
-        let devices = Self::make_device_directory(directory, name)?;
-        let device_directory =
-            rustix::fs::open(devices.path(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let bells = Self::make_bell_directory(directory, name)?;
+        let bell_directory =
+            rustix::fs::open(bells.path(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         match fs::symlink_metadata(path) {
             Ok(metadata) if !std::os::unix::fs::FileTypeExt::is_socket(&metadata.file_type()) => {
                 return Err(usage(format!("{} exists and is not a socket: choose another --socket", path.display())));
@@ -72,7 +72,7 @@ impl Listener {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        if let Err(error) = guard::refuse_descriptors(&socket) {
+        if let Err(error) = refuse_descriptors(&socket) {
             tracing::debug!(%error, "the kernel does not refuse descriptors for the control socket");
         }
         let (address, _directory) =
@@ -80,11 +80,11 @@ impl Listener {
         bind(&socket, &address).with_context(|| format!("cannot listen on {}", path.display()))?;
         fs::set_permissions(path, Permissions::from_mode(mode))?;
         listen(&socket, BACKLOG)?;
-        Ok(Listener { path: path.to_owned(), socket, _devices: devices, device_directory, _lock: lock })
+        Ok(Listener { path: path.to_owned(), socket, _bells: bells, bell_directory, _lock: lock })
     }
 
-    /// A new directory for the devices, after removing what killed switches of this name have left behind.
-    fn make_device_directory(directory: &Path, name: &str) -> anyhow::Result<TempDir> {
+    /// A new directory for the bells, after removing what killed switches of this name have left behind.
+    fn make_bell_directory(directory: &Path, name: &str) -> anyhow::Result<TempDir> {
         let prefix = format!(".{name}-");
         for entry in fs::read_dir(directory)?.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
@@ -95,9 +95,9 @@ impl Listener {
         Ok(tempfile::Builder::new().prefix(&prefix).permissions(own).rand_bytes(6).tempdir_in(directory)?)
     }
 
-    /// The directory of the devices, by a short name that only this process has.
-    pub(super) fn devices(&self) -> PathBuf {
-        format!("/proc/self/fd/{}", self.device_directory.as_raw_fd()).into()
+    /// The directory of the bells, by a name that only this process has.
+    pub(super) fn bells(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.bell_directory.as_raw_fd()).into()
     }
 }
 
@@ -123,15 +123,15 @@ mod tests {
         let path = directory.path().join("new/s");
         let first = Listener::bind(&path, 0o600).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(first.devices()).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(first.bells()).unwrap().permissions().mode() & 0o777, 0o700);
         let error = Listener::bind(&path, 0o600).unwrap_err();
         assert!(error.to_string().contains("another switch serves"), "{error:#}");
         // Killed: nothing is dropped, but the lock is free.
-        let devices = first._devices.path().to_owned();
+        let bells = first._bells.path().to_owned();
         flock(&first._lock, FlockOperation::Unlock).unwrap();
         std::mem::forget(first);
         let second = Listener::bind(&path, 0o666).unwrap();
-        assert!(!devices.exists());
+        assert!(!bells.exists());
         drop(second);
         assert!(!path.exists());
     }

@@ -1,17 +1,16 @@
-//! The daemon: devices, the control socket, and who may connect.
+//! The daemon: cables, the control socket, and who may connect.
 //!
 //! Two threads: the *pump* moves frames and owns the tables ([`crate::forward`]); the control thread serves the socket,
-//! and opens and closes devices, which takes milliseconds.
+//! and makes the cables.
 
 mod addresses;
 mod control;
-mod device;
 mod eal;
 mod listener;
+mod port;
 mod pump;
 mod shares;
 mod uplink;
-mod watchdog;
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -12,9 +12,11 @@ use arrayvec::ArrayVec;
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uwarp_dpdk::{Eal, Queue};
+use uwarp_engine::ports::CablePort;
 use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
 
+use super::port::{SwitchPort, Uplink};
 use crate::core::{ClientId, Counters, DropReason, ForeignAddress, PLACES, ReserveError, Switch};
 use crate::forward::Forwarder;
 
@@ -29,7 +31,7 @@ const DESCRIPTORS: usize = 2 * PLACES + 1;
 
 /// What the pump is asked to do between two turns.
 enum Command {
-    Attach { client: ClientId, mac: [u8; 6], queue: Queue, reply: Sender<Option<RangeInclusive<u16>>> },
+    Attach { client: ClientId, mac: [u8; 6], port: Box<CablePort>, reply: Sender<Option<Entry>> },
     Detach { client: ClientId, reply: Sender<()> },
     Reserve { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<Result<(), ReserveError>> },
     Release { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<()> },
@@ -37,6 +39,15 @@ enum Command {
     Addresses { addresses: Vec<IpAddr>, reply: Sender<Result<(), ForeignAddress>> },
     Link { is_up: bool, reply: Sender<()> },
     View { client: ClientId, reply: Sender<View> },
+}
+
+/// What a new client gets.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Its ports.
+    pub(super) block: RangeInclusive<u16>,
+    /// Its number in the published table.
+    pub(super) number: u16,
 }
 
 /// A client, or the uplink, as the tables have it.
@@ -62,30 +73,37 @@ pub(super) struct Pump {
     /// Wakes the thread for a command.
     wake: Arc<Notifier>,
     thread: Option<JoinHandle<()>>,
+    /// Pairs of clients that want a cable.
+    wanting: Receiver<(ClientId, ClientId)>,
+    /// Fired for each of them.
+    wants: Arc<Notifier>,
 }
 
 impl Pump {
-    /// Starts it, with the queue of an uplink if there is one, and whether its link is up.
-    pub(super) fn start(switch: Switch, eal: Eal, uplink: Option<(Queue, bool)>) -> anyhow::Result<Pump> {
+    /// Starts it, with DPDK and the queue of an uplink if there is one, and whether its link is up.
+    pub(super) fn start(switch: Switch, uplink: Option<(Eal, Queue, bool)>) -> anyhow::Result<Pump> {
         let (commands, inbox) = unbounded();
+        let (sender, wanting) = unbounded();
         let (started, outcome) = bounded(1);
         let wake = Arc::new(Notifier::new().context("no event file descriptor for the pump")?);
         let woken = Arc::clone(&wake);
+        let wants = Arc::new(Notifier::new().context("no event file descriptor for the pump")?);
+        let pairs = Pairs { sender, wants: Arc::clone(&wants) };
         let body = move || {
             // Buffers come from a cache of this thread's own, and naps must not be stretched by the timer's slack.
-            let registration = eal.register_thread();
+            let registration = uplink.as_ref().map(|(eal, ..)| eal.register_thread()).transpose();
             let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
             let registration = match registration {
                 Ok(registration) => registration,
                 Err(error) => return drop(started.send(Err(error))),
             };
             let _ = started.send(Ok(()));
-            run(Forwarder::new(switch), uplink, &inbox, &woken);
+            run(Forwarder::new(switch), uplink, &inbox, &woken, &pairs);
             drop(registration);
         };
         let thread = std::thread::Builder::new().name("uwarp-pump".to_owned()).spawn(body)?;
         outcome.recv().context("the pump's thread ended at once")??;
-        Ok(Pump { commands: Some(commands), wake, thread: Some(thread) })
+        Ok(Pump { commands: Some(commands), wake, thread: Some(thread), wanting, wants })
     }
 
     fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> anyhow::Result<T> {
@@ -95,13 +113,24 @@ impl Pump {
         sent.and_then(Result::ok).and_then(|()| answer.recv().ok()).ok_or_else(|| anyhow!("the pump has ended"))
     }
 
-    /// Connects a new client; gives its block of ports.
-    pub(super) fn attach(&self, client: ClientId, mac: [u8; 6], queue: Queue) -> anyhow::Result<RangeInclusive<u16>> {
-        let ports = self.ask(|reply| Command::Attach { client, mac, queue, reply })?;
-        ports.context("the place is taken")
+    /// Connects a new client.
+    pub(super) fn attach(&self, client: ClientId, mac: [u8; 6], port: CablePort) -> anyhow::Result<Entry> {
+        let entry = self.ask(|reply| Command::Attach { client, mac, port: Box::new(port), reply })?;
+        entry.context("the place is taken")
     }
 
-    /// Frees all that a client holds. Its queue is not used any more.
+    /// Readable while there may be pairs to take.
+    pub(super) fn wants(&self) -> &Notifier {
+        &self.wants
+    }
+
+    /// A pair of clients that wants a cable.
+    pub(super) fn take_wanting(&self) -> Option<(ClientId, ClientId)> {
+        self.wants.drain();
+        self.wanting.try_recv().ok()
+    }
+
+    /// Frees all that a client holds. Its port is not used any more.
     pub(super) fn detach(&self, client: ClientId) -> anyhow::Result<()> {
         self.ask(|reply| Command::Detach { client, reply })
     }
@@ -152,11 +181,32 @@ impl Drop for Pump {
     }
 }
 
-fn run(mut forwarder: Forwarder<DpdkPort>, uplink: Option<(Queue, bool)>, inbox: &Receiver<Command>, wake: &Notifier) {
+/// How the control thread learns of pairs that want a cable.
+struct Pairs {
+    sender: Sender<(ClientId, ClientId)>,
+    wants: Arc<Notifier>,
+}
+
+impl Pairs {
+    #[cold]
+    fn tell(&self, pair: (ClientId, ClientId)) {
+        if self.sender.send(pair).is_ok() {
+            self.wants.fire();
+        }
+    }
+}
+
+fn run(
+    mut forwarder: Forwarder<SwitchPort>,
+    uplink: Option<(Eal, Queue, bool)>,
+    inbox: &Receiver<Command>,
+    wake: &Notifier,
+    pairs: &Pairs,
+) {
     // The uplink has to answer also without clients.
     let mut users = usize::from(uplink.is_some());
-    if let Some((queue, is_up)) = uplink {
-        forwarder.attach_uplink(DpdkPort::new(queue), is_up);
+    if let Some((_, queue, is_up)) = uplink {
+        forwarder.attach_uplink(SwitchPort::Uplink(Box::new(Uplink::new(DpdkPort::new(queue)))), is_up);
     }
     let mut idle_since = None;
     loop {
@@ -165,6 +215,9 @@ fn run(mut forwarder: Forwarder<DpdkPort>, uplink: Option<(Queue, bool)>, inbox:
         } else {
             if forwarder.turn() > 0 {
                 idle_since = None;
+                while let Some(pair) = forwarder.switch_mut().take_wanting() {
+                    pairs.tell(pair);
+                }
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN {
                 // Clients on the same processor get on.
                 std::thread::yield_now();
@@ -182,7 +235,7 @@ fn run(mut forwarder: Forwarder<DpdkPort>, uplink: Option<(Queue, bool)>, inbox:
 }
 
 /// Sleeps until a client has sent something, or a command has come. False if there was something to do already.
-fn sleep(forwarder: &mut Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &Notifier) -> bool {
+fn sleep(forwarder: &mut Forwarder<SwitchPort>, inbox: &Receiver<Command>, wake: &Notifier) -> bool {
     // First the announcements, then one more look: whatever comes is seen now, or ends the sleep.
     wake.arm();
     let announced = forwarder.enable_wakeups();
@@ -207,15 +260,16 @@ fn sleep(forwarder: &mut Forwarder<DpdkPort>, inbox: &Receiver<Command>, wake: &
     idle
 }
 
-fn carry_out(forwarder: &mut Forwarder<DpdkPort>, command: Command, users: usize) -> usize {
+fn carry_out(forwarder: &mut Forwarder<SwitchPort>, command: Command, users: usize) -> usize {
     match command {
-        Command::Attach { client, mac, queue, reply } => {
-            let ports = forwarder.switch_mut().enter(client, mac);
-            let is_in = ports.is_some();
+        Command::Attach { client, mac, port, reply } => {
+            let block = forwarder.switch_mut().enter(client, mac);
+            let entry = block.zip(forwarder.switch().ports().number(client));
+            let is_in = entry.is_some();
             if is_in {
-                forwarder.attach(client, DpdkPort::new(queue));
+                forwarder.attach(client, SwitchPort::Client(*port));
             }
-            let _ = reply.send(ports);
+            let _ = reply.send(entry.map(|(block, number)| Entry { block, number }));
             return users + usize::from(is_in);
         }
         Command::Detach { client, reply } => {

@@ -13,9 +13,8 @@ use super::pump::View;
 pub(super) const BUFFERS: u32 = 2048;
 /// Descriptors of the receive ring.
 const RECEIVE: u16 = 512;
-/// Descriptors of the transmit ring: it holds buffers of clients until the device has sent them, and must not hold all
-/// of one.
-const TRANSMIT: u16 = (super::device::BUFFERS / 2) as u16;
+/// Descriptors of the transmit ring.
+const TRANSMIT: u16 = 512;
 /// How long a device that connects waits for its other end.
 const WAIT: Duration = Duration::from_secs(30);
 

@@ -271,7 +271,7 @@ fn a_prepared_context_knows_its_addresses_and_takes_no_place() {
 fn what_does_not_fit_the_protocol_is_refused_and_harms_nobody() {
     let switch = Switch::start();
     let ask = |socket: &std::os::fd::OwnedFd, request: &Request| {
-        send(socket, request, None).unwrap();
+        send(socket, request, &[]).unwrap();
         receive::<Answer>(socket).unwrap().map(|(answer, _)| answer)
     };
     let socket = connect(&switch.socket).unwrap();
@@ -294,7 +294,7 @@ fn what_does_not_fit_the_protocol_is_refused_and_harms_nobody() {
     let silent: Vec<_> = (0..100).map(|_| connect(&switch.socket)).collect();
     let deaf = connect(&switch.socket).unwrap();
     rustix::io::ioctl_fionbio(&deaf, true).unwrap();
-    while send(&deaf, &Request::Status { version: VERSION }, None).is_ok() {}
+    while send(&deaf, &Request::Status { version: VERSION }, &[]).is_ok() {}
     let context = Context::open(config(&switch.socket)).unwrap();
     let joined = switch.status().clients;
     assert_eq!(joined.len(), 1, "{joined:?}");

@@ -118,7 +118,7 @@ impl Drop for Switch {
 pub fn status(socket: &Path) -> Status {
     let socket = connect(socket).expect("the switch serves");
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).expect("a time-out");
-    send(&socket, &Request::Status { version: VERSION }, None).expect("the switch listens");
+    send(&socket, &Request::Status { version: VERSION }, &[]).expect("the switch listens");
     match receive(&socket).expect("an answer") {
         Some((Answer::Status(status), _)) => status,
         other => panic!("no status: {other:?}"),
@@ -160,8 +160,6 @@ pub enum Role {
     Server,
     /// Listens, says "ready"; told to, it connects to `port + 1` and exchanges; told once more, it ends.
     OneOfMany,
-    /// Joins with a device alone, says "ready"; told to, it truncates all memory that it shares.
-    Truncator,
     /// Answers all honest connections at once.
     OpenServer,
     /// Says "ready", and has connections answered until it is killed.
@@ -180,7 +178,6 @@ pub fn is_peer() -> bool {
     match task.role {
         Role::Server => serve(&task),
         Role::OneOfMany => be_one_of_many(&task),
-        Role::Truncator => crate::raw::truncate(&task.socket),
         Role::OpenServer => crate::hostile::serve_everybody(&task),
         Role::Exchanger => crate::endurance::exchange_for_ever(&task),
         Role::Attacker(attack) => crate::hostile::attack(&task, attack),

@@ -69,6 +69,9 @@ pub struct IwarpConfig {
     pub max_ord: u16,
     /// Ask for CRCs as Responder. They are off only if neither side asks.
     pub crc: bool,
+    /// Ask for CRCs also where the peer is another program behind the same switch ([`EngineConfig::loop_back`] is off):
+    /// nothing but memory is between the two.
+    pub crc_within_host: bool,
     /// Time limit of a passive start-up: from SYN to the MPA Request; and, if it is peer-to-peer, from accept to the
     /// ready-to-receive indication. Otherwise a Responder waits for its peer's first FPDU without limit, until it
     /// disconnects with posted work: then this limit starts.
@@ -107,6 +110,7 @@ impl Default for IwarpConfig {
             max_ird: 128,
             max_ord: 128,
             crc: true,
+            crc_within_host: true,
             startup_timeout: Duration::from_secs(10),
             nudge_after: Duration::ZERO,
             terminate_drain: Duration::from_secs(2),

@@ -34,6 +34,11 @@ pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
     (local, remote)
 }
 
+/// Whether CRCs may be asked for on a connection to this peer.
+pub(crate) fn may_want_crc(net: &Net, common: &Common, peer: IpAddress) -> bool {
+    common.config.iwarp.crc_within_host || !net.addresses.is_shared(peer)
+}
+
 /// What a start-up says of Reads.
 pub(crate) fn read_limits(iwarp: &IwarpConfig, options: &StartupOptions) -> ReadLimits {
     let ird = options.ird.min(iwarp.max_ird);
@@ -131,6 +136,7 @@ impl<B: Buffer> Connections<B> {
         let ConnectParameters { queue_pair: number, remote, local_address, local_port, options, retry } = parameters;
         let address = self.check_connect(net, &common.config.limits, remote)?;
         // The flow last: whoever has claimed one goes on to make its connection.
+        let options = StartupOptions { crc: options.crc && may_want_crc(net, common, address), ..options };
         let mut initiating = initiating(common, &options)?;
         initiating.retry = retry.map(|options| {
             let options = *options;

@@ -1,6 +1,6 @@
 //! Buffers on the heap, for ports without a device.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -74,14 +74,16 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
     }
 }
 
-/// A fixed number of buffers of one size. Those that were freed before are used first, which are likely still in the
-/// caches.
+/// A fixed number of buffers of one size, each allocated when it is first used. Those that were freed before are used
+/// first, which are likely still in the caches.
 #[derive(Debug)]
 pub struct HeapPool {
     /// Buffers that were freed.
     freed: Arc<Freed>,
-    /// Buffers that were never allocated.
-    fresh: RefCell<Vec<Arc<Storage>>>,
+    /// Buffers that were not allocated yet.
+    fresh: Cell<usize>,
+    data_room: usize,
+    headroom: u32,
 }
 
 impl HeapPool {
@@ -89,13 +91,7 @@ impl HeapPool {
     pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
         let count = count.max(1);
         let freed = Arc::new(Freed { last: AtomicCell::new(None), others: ArrayQueue::new(count) });
-        let storage = || Storage {
-            octets: vec![0; data_room].into(),
-            headroom: headroom.min(data_room) as u32,
-            home: Arc::downgrade(&freed),
-        };
-        let fresh = (0..count).map(|_| Arc::new(storage())).collect();
-        HeapPool { freed, fresh: RefCell::new(fresh) }
+        HeapPool { freed, fresh: Cell::new(count), data_room, headroom: headroom.min(data_room) as u32 }
     }
 
     /// A buffer with an empty frame behind the headroom; `None` if all are in use.
@@ -103,7 +99,7 @@ impl HeapPool {
     pub fn alloc(&self) -> Option<HeapBuffer> {
         let storage = match self.freed.pop() {
             Some(storage) => storage,
-            None => self.fresh.borrow_mut().pop()?,
+            None => self.alloc_fresh()?,
         };
         let start = storage.headroom;
         Some(HeapBuffer {
@@ -116,10 +112,17 @@ impl HeapPool {
         })
     }
 
+    #[cold]
+    fn alloc_fresh(&self) -> Option<Arc<Storage>> {
+        self.fresh.set(self.fresh.get().checked_sub(1)?);
+        let home = Arc::downgrade(&self.freed);
+        Some(Arc::new(Storage { octets: vec![0; self.data_room].into(), headroom: self.headroom, home }))
+    }
+
     /// Free buffers.
     #[inline]
     pub fn free(&self) -> usize {
-        self.freed.len() + self.fresh.borrow().len()
+        self.freed.len() + self.fresh.get()
     }
 
     /// All buffers.

@@ -334,6 +334,28 @@ fn intact<B: Buffer>(frame: &B) -> Option<(Place, usize)> {
     (ip && tcp).then_some((place, end))
 }
 
+/// Cuts a frame that is left to the device to cut into segments of at most `most` octets, whose checksums are complete.
+/// Those for which `alloc` gives no buffer are lost, as on a wire.
+pub(super) fn cut<B: Buffer>(frame: &B, most: usize, mut alloc: impl FnMut() -> Option<B>, mut put: impl FnMut(B)) {
+    let Some((place, end)) = Place::read(frame.data()) else { return };
+    let octets = end - place.payload;
+    for from in (0..octets).step_by(most.max(1)) {
+        let to = octets.min(from + most.max(1));
+        let Some(mut piece) = fitting(alloc(), to - from, place) else { return };
+        copy_piece(frame, place, &mut piece, from..to, to == octets);
+        put(piece);
+    }
+}
+
+/// Completes the checksum of an IPv4 header that is left to the device.
+pub(super) fn complete_ip_checksum(frame: &mut [u8]) {
+    if let Some((Place { ipv6: false, tcp, .. }, _)) = Place::read(frame) {
+        frame[ETHERNET + 10..ETHERNET + 12].fill(0);
+        let sum = checksum::finish(checksum::sum(&frame[ETHERNET..tcp]));
+        frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
 /// Octets of payload that a fresh buffer takes behind headers like these.
 fn room<B: Buffer>(buffer: &mut B, place: Place) -> usize {
     let start = buffer.start() + place.payload;

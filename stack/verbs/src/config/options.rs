@@ -222,6 +222,9 @@ impl Default for TcpOptions {
 pub struct MpaOptions {
     /// Ask for CRC32C on every FPDU. It is left out only if neither side asks (RFC 5044 §4.1, §7.1.1).
     pub crc: bool,
+    /// Ask for it also between programs on one switch, unless `crc` is off: their frames cross nothing but memory.
+    /// [Faults](crate::Config#structfield.faults) do as much.
+    pub crc_on_host: bool,
     /// Longest time from the first SYN to the end of the MPA start-up. A disconnect of an accepted connection also
     /// waits this long for the peer's first FPDU, before which no posted work may be sent (RFC 5044 §7.1.2).
     #[serde(with = "units::duration")]
@@ -241,6 +244,7 @@ impl Default for MpaOptions {
     fn default() -> Self {
         Self {
             crc: true,
+            crc_on_host: false,
             startup_timeout: Duration::from_secs(10),
             first_fpdu_delay: Duration::ZERO,
             nudge_after: Duration::from_millis(5),

@@ -134,13 +134,19 @@ pub struct CompletionQueue {
     empty_polls: u32,
     /// The same since a turn last had something to do.
     idle_polls: u32,
+    /// So many of these before the core is yielded.
+    patience: u32,
     inline: bool,
     /// A poll in vain turns an engine with a thread.
     poll_turns: bool,
 }
 
-/// Empty polls of a threaded queue before the core is yielded.
-const POLLS_BEFORE_YIELD: u32 = 256;
+/// Empty polls of a threaded queue before the core is yielded, while nobody else wants it.
+const MOST_PATIENCE: u32 = 256;
+/// The same behind a yield of which somebody else has made use.
+const LEAST_PATIENCE: u32 = 8;
+/// A yield that took longer has let somebody else run.
+const YIELD_TIME: Duration = Duration::from_micros(2);
 /// Turns of an engine in one poll, at most.
 const MOST_TURNS: usize = 4;
 
@@ -235,6 +241,7 @@ impl CompletionQueue {
             depth,
             empty_polls: 1,
             idle_polls: 0,
+            patience: MOST_PATIENCE,
             inline,
             poll_turns,
         })
@@ -318,13 +325,28 @@ impl CompletionQueue {
         } else if !self.inline {
             self.empty_polls = self.empty_polls.wrapping_add(1);
             self.idle_polls += 1;
-            if self.idle_polls >= POLLS_BEFORE_YIELD {
-                self.idle_polls = 0;
-                // With more pollers than cores, the engine that we wait for may be waiting for this core.
-                std::thread::yield_now();
+            if self.idle_polls >= self.patience {
+                self.yield_core();
             }
         }
         count
+    }
+
+    /// Gives the core to others. With more pollers than cores, the one that we wait for may be waiting for this core:
+    /// then the next yield comes soon. But not to the engine's own thread while that turns: it would never see that the
+    /// application polls, and stand back.
+    #[cold]
+    fn yield_core(&mut self) {
+        self.idle_polls = 0;
+        let begun = Instant::now();
+        std::thread::yield_now();
+        let is_wanted = begun.elapsed() > YIELD_TIME;
+        let turns_itself = self.shared.engines[self.next].helm().take_as_usual().is_some();
+        self.patience = match (turns_itself, is_wanted) {
+            (true, true) => LEAST_PATIENCE,
+            (true, false) => MOST_PATIENCE.min(2 * self.patience),
+            (false, _) => MOST_PATIENCE,
+        };
     }
 
     /// Turns an engine that has a thread, if nobody does so now, until there is a completion or nothing to do. Whoever

@@ -343,6 +343,7 @@ impl Core {
             mode: if self.is_inline() { "inline" } else { "threaded" }.to_owned(),
             address: self.config.address.to_string(),
             mtu: self.config.mtu,
+            switch: self.config.switch.clone(),
             port: lock(&self.port).as_ref().map(port_snapshot),
             engines,
             silent_engines,

@@ -20,18 +20,18 @@ use uwarp_engine::command::{AsyncEvent, EventSink};
 use uwarp_engine::handoff::Handoff;
 use uwarp_ring::Notifier;
 
-/// Opens the device and starts the engines and the capture, unless that was done. After an error the context is as it
-/// was before, or the capture alone is left to do.
+/// Opens the device, or joins the switch, and starts the engines and the capture, unless that was done. After an error
+/// the context is as it was before, or the capture alone is left to do.
 pub(crate) fn start(core: &Core) -> Result<(), Error> {
     let mut launch = lock(&core.launch);
     core.check_open()?;
     let Launch { ports, capture, events } = &mut *launch;
     if let Some(source) = ports {
         let mut config = core.config.clone();
-        let link = switch::join(&mut config, &core.ports.reserved)?;
+        let (link, switched) = switch::join(&mut config, &core.ports.reserved)?.unzip();
         // Once the engines run, nothing may fail.
         let watcher = link.as_ref().map(|_| core.watcher()).transpose()?;
-        let (port, seeds) = source.open(&config)?;
+        let (port, seeds) = source.open(&config, switched)?;
         run_engines(core, &config, link.as_deref(), events, port.as_ref(), seeds)?;
         *lock(&core.port) = port;
         if let (Some(link), Some(watcher)) = (link, watcher) {

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::runtime::driver::PortSeed;
 use std::path::PathBuf;
 use uwarp_engine::command::{AsyncEvent, EventSink};
-use uwarp_engine::ports::{LoopOptions, LoopPort};
+use uwarp_engine::ports::{LoopOptions, LoopPort, SwitchedPort};
 
 /// What a context keeps for the start of its engines.
 pub(crate) struct Launch {
@@ -18,7 +18,7 @@ pub(crate) struct Launch {
 
 /// Where the engines' ports come from.
 pub(crate) enum Ports {
-    /// The configured device.
+    /// The configured device, or the switch.
     Device,
     /// Nobody is at the other end: frames to the own address never leave the engine, others find no neighbour.
     Alone,
@@ -46,8 +46,16 @@ impl Ports {
         (Self::Made(here), Self::Made(there))
     }
 
-    /// Opens the device, if there is one, and gives each engine its port.
-    pub(crate) fn open(&mut self, config: &Config) -> Result<(Option<uwarp_dpdk::Port>, Vec<PortSeed>), Error> {
+    /// Opens the device, if there is one, and gives each engine its port. A client of a switch has one engine, and its
+    /// port already.
+    pub(crate) fn open(
+        &mut self,
+        config: &Config,
+        switched: Option<SwitchedPort>,
+    ) -> Result<(Option<uwarp_dpdk::Port>, Vec<PortSeed>), Error> {
+        if let Some(port) = switched {
+            return Ok((None, vec![PortSeed::Switched(Box::new(port))]));
+        }
         match (self, &config.device) {
             (Self::Made(ports), _) => Ok((None, std::mem::take(ports))),
             (Self::Device, Some(device)) => {

@@ -29,6 +29,7 @@ pub(crate) fn engine_config(
         tcp,
         iwarp: IwarpConfig {
             crc: config.mpa.crc,
+            crc_within_host: config.mpa.crc_on_host || config.faults.is_some(),
             startup_timeout: config.mpa.startup_timeout,
             nudge_after: config.mpa.nudge_after,
             receive_wait: limits.receive_wait.unwrap_or_default(),

@@ -36,6 +36,7 @@ fn main() {
     calls(&data, &Corpus::new(&directory, "nfs_call"));
     lives(&Corpus::new(&directory, "tcp"));
     conversations(&Corpus::new(&directory, "queue_pair"));
+    by_chance(&Corpus::new(&directory, "cable"), 512);
     by_chance(&Corpus::new(&directory, "verbs_calls"), 2048);
     let clients = Corpus::new(&directory, "memif_control");
     clients.add("usual", &USUAL_MEMIF_CLIENT);

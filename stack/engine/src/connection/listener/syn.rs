@@ -13,6 +13,7 @@ use crate::api::config::Limits;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::connection::phase::{Incoming, Origin, Phase, Responding};
+use crate::connection::startup::may_want_crc;
 use crate::connection::{Connection, Connections, Opening, drop_reason};
 use crate::link::Link;
 use crate::link::handoff::{Claim, Handoff};
@@ -234,7 +235,8 @@ impl<B: Buffer> Connections<B> {
         let id = listener.id;
         let phase = match &listener.requests {
             Requests::Rdma { .. } => {
-                let options = ResponderOptions { crc: common.config.iwarp.crc, ..ResponderOptions::default() };
+                let crc = common.config.iwarp.crc && may_want_crc(net, common, frame.flow.remote);
+                let options = ResponderOptions { crc, ..ResponderOptions::default() };
                 Phase::Responding(Box::new(Responding {
                     machine: Responder::new(options),
                     origin: Origin::Listener(id),

@@ -8,8 +8,8 @@ use crate::runtime::clock::Clock;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use uwarp_engine::port::Descriptors;
-use uwarp_engine::ports::LoopPort;
 use uwarp_engine::ports::decorated::Decorated;
+use uwarp_engine::ports::{LoopPort, SwitchedPort};
 use uwarp_engine::{Engine, EngineChannels, EngineConfig, Turned, Wakeup};
 use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
@@ -26,6 +26,8 @@ pub(crate) enum PortSeed {
     Device { queue: uwarp_dpdk::Queue, eal: uwarp_dpdk::Eal },
     /// One end of a pair in this process.
     Loop(LoopPort),
+    /// A place in a switch.
+    Switched(Box<SwitchedPort>),
     #[cfg(test)]
     Watched(watched::WatchedPort),
 }
@@ -44,6 +46,7 @@ pub(crate) struct EngineSeed {
 pub(super) enum Kind {
     Device(Box<Engine<Decorated<DpdkPort>>>),
     Loop(Box<Engine<Decorated<LoopPort>>>),
+    Switched(Box<Engine<Decorated<SwitchedPort>>>),
     #[cfg(test)]
     Watched(Box<Engine<Decorated<watched::WatchedPort>>>),
 }
@@ -54,6 +57,7 @@ macro_rules! each_kind {
         match $kind {
             Kind::Device($engine) => $call,
             Kind::Loop($engine) => $call,
+            Kind::Switched($engine) => $call,
             #[cfg(test)]
             Kind::Watched($engine) => $call,
         }
@@ -101,6 +105,10 @@ impl Seat {
             PortSeed::Loop(port) => {
                 let engine = Engine::new(config, Decorated::new(port), channels).map_err(refused)?;
                 (Kind::Loop(Box::new(engine)), None)
+            }
+            PortSeed::Switched(port) => {
+                let engine = Engine::new(config, Decorated::new(*port), channels).map_err(refused)?;
+                (Kind::Switched(Box::new(engine)), None)
             }
             #[cfg(test)]
             PortSeed::Watched(port) => {

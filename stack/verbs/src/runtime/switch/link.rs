@@ -1,24 +1,27 @@
 //! A context's connection to its switch.
 
 use super::protocol::{self, Answer, Namespace, Offer, Refusal, Request, VERSION, Welcome};
-use crate::config::{Config, DeviceConfig, InterfaceAddress, MacAddress, Neighbour};
+use crate::config::{Config, InterfaceAddress, MacAddress, Neighbour};
 use crate::error::Error;
 use crate::runtime::lock::lock;
-use crossbeam::channel::{Sender, bounded};
+use crossbeam::channel::{Sender, bounded, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown, sockopt};
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uwarp_engine::ReservedPorts;
+use uwarp_engine::ports::SwitchedPort;
+use uwarp_engine::ports::cable::{CableNews, SwitchedOptions};
 use uwarp_ring::Notifier;
+use uwarp_ring::cable::{Owners, Plug, Side};
 
-/// How long the switch may take to answer. It opens a device when a client joins.
+/// How long the switch may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What it says when the switch closes the connection without a word.
@@ -46,8 +49,38 @@ pub(crate) struct Link {
     addresses: Mutex<Vec<InterfaceAddress>>,
     /// Other addresses that the switch offers, until the engines have been told.
     new_addresses: Mutex<Option<Vec<InterfaceAddress>>>,
-    /// The device's socket, which the driver knows as `/proc/self/fd/NUMBER`.
-    _device: OwnedFd,
+    /// What the engine's port has to know.
+    news: Sender<CableNews>,
+    /// Wakes the engine for it.
+    told: Arc<Notifier>,
+}
+
+/// What the switch says without being asked.
+enum News {
+    Changed(Offer),
+    Plugged { peer: u16, plug: Option<Plug> },
+    Unplugged { peer: u16 },
+}
+
+/// A message of the switch.
+enum Said {
+    News(News),
+    Answer(Answer, Vec<OwnedFd>),
+}
+
+impl Said {
+    fn of((answer, descriptors): (Answer, Vec<OwnedFd>)) -> Said {
+        match answer {
+            Answer::Changed(offer) => Said::News(News::Changed(offer)),
+            Answer::Plugged { peer, first } => {
+                let side = if first { Side::First } else { Side::Second };
+                let plug = descriptors.try_into().ok().map(|descriptors| Plug::from_parts(side, descriptors));
+                Said::News(News::Plugged { peer, plug })
+            }
+            Answer::Unplugged { peer } => Said::News(News::Unplugged { peer }),
+            _ => Said::Answer(answer, descriptors),
+        }
+    }
 }
 
 fn failed(path: &Path, reason: impl ToString) -> Error {
@@ -70,18 +103,22 @@ fn connect(path: &Path) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
-/// Asks, and waits for the answer. `changed` is called with what comes in between.
+/// Asks, and waits for the answer. `note` is called with what comes in between.
 fn ask(
     path: &Path,
     socket: &OwnedFd,
     request: &Request,
-    mut changed: impl FnMut(Offer),
-) -> Result<(Answer, Option<OwnedFd>), Error> {
-    let mut answer = protocol::send(socket, request, None).and_then(|()| protocol::receive(socket));
-    while let Ok(Some((Answer::Changed(offer), _))) = answer {
-        changed(offer);
-        answer = protocol::receive(socket);
-    }
+    mut note: impl FnMut(News),
+) -> Result<(Answer, Vec<OwnedFd>), Error> {
+    let answer = protocol::send(socket, request, &[]).and_then(|()| {
+        loop {
+            match protocol::receive(socket)?.map(Said::of) {
+                Some(Said::News(news)) => note(news),
+                Some(Said::Answer(answer, descriptors)) => return Ok(Some((answer, descriptors))),
+                None => return Ok(None),
+            }
+        }
+    });
     match answer {
         Ok(Some(answer)) => Ok(answer),
         Ok(None) => Err(failed(path, CLOSED_AT_ONCE)),
@@ -150,19 +187,25 @@ fn apply(config: &mut Config, path: &Path, offer: &Offer) -> Result<(), Error> {
     Ok(())
 }
 
-/// Joins the configured switch, and sets the device that it gives; `None` if none is configured.
+/// Joins the configured switch, and gives the port that leads to it; `None` if none is configured.
 ///
 /// # Errors
 /// [`Error::Switch`] if there is no switch, it refuses, or it has another MTU than [`resolve`] found.
-pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Option<Arc<Link>>, Error> {
+pub(crate) fn join(
+    config: &mut Config,
+    ports: &Arc<ReservedPorts>,
+) -> Result<Option<(Arc<Link>, SwitchedPort)>, Error> {
     let Some(path) = config.switch.clone() else { return Ok(None) };
     let socket = connect(&path)?;
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let join = Request::Join { version: VERSION, program: program.unwrap_or_default() };
-    let (welcome, device) = match ask(&path, &socket, &join, |_| ())? {
-        (Answer::Welcome(welcome), Some(device)) => (welcome, device),
+    let (welcome, descriptors) = match ask(&path, &socket, &join, |_| ())? {
+        (Answer::Welcome(welcome), descriptors) => (welcome, descriptors),
         (other, _) => return Err(unexpected(&path, other)),
+    };
+    let Ok([memory, rings, hears, owners]) = <[OwnedFd; 4]>::try_from(descriptors) else {
+        return Err(failed(&path, "its descriptors did not arrive: this process may have no more (ulimit -n)"));
     };
     let mtu = config.mtu;
     apply(config, &path, &welcome.offer)?;
@@ -170,26 +213,35 @@ pub(crate) fn join(config: &mut Config, ports: &Arc<ReservedPorts>) -> Result<Op
         return Err(failed(&path, "its MTU has changed since this context was made: make a new one"));
     }
     tracing::info!(switch = %path.display(), place = welcome.place, address = %config.address, "has joined a switch");
-    config.device = Some(DeviceConfig::VirtioUser {
-        // Connects to the socket itself, wherever it is: the switch may be in another container.
-        socket: format!("/proc/self/fd/{}", device.as_raw_fd()).into(),
-        server: false,
-        packed: false,
-        queue_size: None,
-        mac: Some(welcome.mac.to_string()),
-    });
-    // The switch takes no frames longer than the MTU.
-    config.tcp.segmentation_offload = false;
     // Nobody is asked for these.
     let neighbours: Vec<_> =
         config.addresses().map(|own| Neighbour { address: own.address, mac: welcome.switch_mac }).collect();
     config.neighbours = neighbours;
-    let unused = Arc::new(Notifier::new().map_err(Error::system("no event file descriptor for the switch"))?);
+    let notifier = || Notifier::new().map(Arc::new).map_err(Error::system("no event file descriptor for the switch"));
+    let (unused, told) = (notifier()?, notifier()?);
+    let (news, heard) = unbounded();
+    let unmapped = Error::system("the memory of the switch cannot be used");
+    let port = Plug::from_parts(Side::Second, [memory, rings, hears]).connect().and_then(|switch| {
+        SwitchedPort::new(SwitchedOptions {
+            switch,
+            owners: Owners::map(&owners)?,
+            number: welcome.number,
+            mac: welcome.mac.0,
+            switch_mac: welcome.switch_mac.0,
+            addresses: config.addresses().map(|own| own.address).collect(),
+            mtu: config.mtu,
+            receive_buffers: config.buffers.receive as usize,
+            transmit_buffers: config.buffers.transmit as usize,
+            news: heard,
+            told: Arc::clone(&told),
+        })
+    });
+    let port = port.map_err(unmapped)?;
     ports.notify_unused(Arc::clone(&unused));
     let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
     let (addresses, new_addresses) = (Mutex::new(welcome.offer.addresses.clone()), Mutex::new(None));
-    let link = Link { path, socket, asking, ports, unused, state, welcome, addresses, new_addresses, _device: device };
-    Ok(Some(Arc::new(link)))
+    let link = Link { path, socket, asking, ports, unused, state, welcome, addresses, new_addresses, news, told };
+    Ok(Some((Arc::new(link), port)))
 }
 
 impl Link {
@@ -208,19 +260,37 @@ impl Link {
 
     /// Asks, and waits for the answer. A switch that does not answer in time is lost: its answer would be taken for
     /// that of the next request.
-    fn ask(&self, request: &Request) -> Result<(Answer, Option<OwnedFd>), Error> {
-        let answer = ask(&self.path, &self.socket, request, |offer| self.note(offer));
+    fn ask(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), Error> {
+        let answer = ask(&self.path, &self.socket, request, |news| self.note(news));
         if answer.is_err() {
             let _ = shutdown(self.socket.as_fd(), Shutdown::Both);
         }
         answer
     }
 
-    /// What the switch offers has changed.
-    fn note(&self, offer: Offer) {
-        if !offer.addresses.is_empty() {
-            *lock(&self.new_addresses) = Some(offer.addresses);
-            self.unused.fire();
+    /// Passes on what the switch has said without being asked.
+    fn note(&self, news: News) {
+        match news {
+            News::Changed(offer) if !offer.addresses.is_empty() => {
+                self.tell(CableNews::Addresses(offer.addresses.iter().map(|own| own.address).collect()));
+                *lock(&self.new_addresses) = Some(offer.addresses);
+                self.unused.fire();
+            }
+            News::Changed(_) => {}
+            News::Plugged { peer, plug } => match plug.map(Plug::connect) {
+                Some(Ok(end)) => self.tell(CableNews::Plugged { peer, end }),
+                // The other client does not send by a cable to which nobody attends.
+                Some(Err(error)) => tracing::warn!(%error, "a cable to another program cannot be used"),
+                None => tracing::warn!("a cable to another program has not arrived: raise ulimit -n"),
+            },
+            News::Unplugged { peer } => self.tell(CableNews::Unplugged { peer }),
+        }
+    }
+
+    /// Has the engine's port know.
+    fn tell(&self, news: CableNews) {
+        if self.news.send(news).is_ok() {
+            self.told.fire();
         }
     }
 
@@ -234,9 +304,9 @@ impl Link {
                 Ok(_) => {}
                 Err(_) => continue,
             }
-            match protocol::receive(&self.socket) {
-                Ok(Some((Answer::Changed(offer), _))) => self.note(offer),
-                Ok(Some(_)) => tracing::warn!(switch = %self.path.display(), "an answer to no question"),
+            match protocol::receive(&self.socket).map(|said| said.map(Said::of)) {
+                Ok(Some(Said::News(news))) => self.note(news),
+                Ok(Some(Said::Answer(..))) => tracing::warn!(switch = %self.path.display(), "an answer to no question"),
                 Ok(None) | Err(_) => return false,
             }
         }
@@ -323,7 +393,7 @@ impl Link {
         }
     }
 
-    /// Returns when the switch has delivered what the context's device had from the engine; at once if there is no
+    /// Returns when the switch has delivered what the context has sent by it; at once if there is no
     /// switch any more.
     pub(crate) fn deliver(&self) {
         let _one_at_a_time = lock(&self.asking);

@@ -1,7 +1,8 @@
 //! The messages between a switch and its clients: one JSON object in each packet of a SEQPACKET socket.
 //!
 //! A client sends a [`Request`] and waits for its [`Answer`]. A client that has joined may also get
-//! [`Answer::Changed`], at any time. Everything that a client holds is freed when its connection ends, or its process.
+//! [`Answer::Changed`], [`Answer::Plugged`] and [`Answer::Unplugged`], at any time. Everything that a client holds is
+//! freed when its connection ends, or its process.
 
 use crate::config::{InterfaceAddress, MacAddress};
 use rustix::fs::{Mode, OFlags};
@@ -21,7 +22,7 @@ use std::path::Path;
 
 /// Version of these messages. A switch serves clients of its own version only. Of each version are the fields `request`
 /// and `version` of the first request, and [`Answer::Refused`], so that either side learns the other's.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Most octets of a message: the longest says which ports 30 clients have.
 pub const LONGEST: usize = 128 << 10;
 
@@ -34,7 +35,7 @@ pub enum Request {
         /// [`VERSION`].
         version: u32,
     },
-    /// A place: a device, and a block of ports. Once for each connection.
+    /// A place: a cable to the switch, and a block of ports. Once for each connection.
     Join {
         /// [`VERSION`].
         version: u32,
@@ -55,7 +56,8 @@ pub enum Request {
         /// As it was reserved.
         address: Option<IpAddr>,
     },
-    /// Delivers what the client's device holds. A program that ends at once loses what the switch has not taken.
+    /// Delivers what the client has sent by its cable to the switch. A program that ends at once loses what the switch
+    /// has not taken.
     Deliver,
     /// The clients and their counters.
     Status {
@@ -70,7 +72,8 @@ pub enum Request {
 pub enum Answer {
     /// To [`Request::Offer`].
     Offer(Offer),
-    /// To [`Request::Join`]; the socket of the client's device comes along.
+    /// To [`Request::Join`]. The [`Plug`](uwarp_ring::cable::Plug) of the client's cable to the switch comes along, the
+    /// cable's second side, and behind it the file of the [`Owners`](uwarp_ring::cable::Owners) of all ports.
     Welcome(Welcome),
     /// To [`Request::Reserve`].
     Reserved,
@@ -82,6 +85,18 @@ pub enum Answer {
     Status(Status),
     /// To no request: what a client that has joined was offered is this now. Only addresses change.
     Changed(Offer),
+    /// To no request: there is a cable to another client. Its [`Plug`](uwarp_ring::cable::Plug) comes along.
+    Plugged {
+        /// The other client's number.
+        peer: u16,
+        /// The plug is the cable's first side.
+        first: bool,
+    },
+    /// To no request: a client to which there was a cable has gone.
+    Unplugged {
+        /// Its number.
+        peer: u16,
+    },
     /// The request is not granted.
     Refused {
         /// What kind of refusal it is.
@@ -150,6 +165,8 @@ pub struct Welcome {
     pub offer: Offer,
     /// Number of the place.
     pub place: u8,
+    /// The client's number in the table of ports. Later clients at the same place have others.
+    pub number: u16,
     /// The client's hardware address.
     pub mac: MacAddress,
     /// The switch's, to which every frame goes.
@@ -247,32 +264,34 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sends a message, with a descriptor if one is given.
+/// The most descriptors that come along with a message.
+const DESCRIPTORS: usize = 4;
+
+/// Sends a message, with at most four descriptors.
 ///
 /// # Errors
 /// The other end is gone, or (on a socket that does not block) does not read.
-pub fn send(socket: impl AsFd, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let octets = serde_json::to_vec(message).map_err(io::Error::other)?;
     if octets.len() > LONGEST {
         return Err(io::Error::other(format!("a message of {} octets, of {LONGEST} at most", octets.len())));
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptors = descriptor.map(|descriptor| [descriptor]);
-    if let Some(descriptors) = &descriptors {
+    if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
     }
     sendmsg(socket, &[IoSlice::new(&octets)], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Receives a message and the descriptor that came along; `None` at the end.
+/// Receives a message and the descriptors that came along; `None` at the end.
 ///
 /// # Errors
 /// The message is none of this type, or too long; on a socket that does not block, that none waits.
-pub fn receive<Message: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
+pub fn receive<Message: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
     let mut octets = vec![0; LONGEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let mut parts = [IoSliceMut::new(&mut octets)];
@@ -281,17 +300,20 @@ pub fn receive<Message: DeserializeOwned>(socket: impl AsFd) -> io::Result<Optio
             other => break other?,
         }
     };
-    let descriptor = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            descriptors.extend(more);
+        }
+    }
     if received.bytes == 0 {
         return Ok(None);
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
     }
-    Ok(Some((parse(&octets[..received.bytes])?, descriptor)))
+    // Without room for all descriptors in this process, those that did not come are missed where they are needed.
+    Ok(Some((parse(&octets[..received.bytes])?, descriptors)))
 }
 
 fn parse<Message: DeserializeOwned>(octets: &[u8]) -> io::Result<Message> {
@@ -363,18 +385,18 @@ mod tests {
         let welcome = Answer::Welcome(Welcome {
             offer,
             place: 3,
+            number: 7,
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
             switch_mac: MacAddress([2, 0, 0, 0, 0, 2]),
             ports: (1024, 2047),
         });
-        send(&here, &welcome, Some(file.as_fd())).unwrap();
-        send(&here, &Answer::Released, None).unwrap();
+        send(&here, &welcome, &[file.as_fd(), file.as_fd()]).unwrap();
+        send(&here, &Answer::Released, &[]).unwrap();
         drop(here);
-        let (first, descriptor) = receive::<Answer>(&there).unwrap().unwrap();
-        assert_eq!(first, welcome);
-        assert!(descriptor.is_some());
-        let (second, descriptor) = receive::<Answer>(&there).unwrap().unwrap();
-        assert_eq!((second, descriptor.is_none()), (Answer::Released, true));
+        let (first, descriptors) = receive::<Answer>(&there).unwrap().unwrap();
+        assert_eq!((first, descriptors.len()), (welcome, 2));
+        let (second, descriptors) = receive::<Answer>(&there).unwrap().unwrap();
+        assert_eq!((second, descriptors.len()), (Answer::Released, 0));
         assert!(receive::<Answer>(&there).unwrap().is_none());
     }
 
@@ -399,11 +421,11 @@ mod tests {
     fn a_request_is_received_once_and_without_descriptors() {
         let (here, there) = pair();
         for request in [Request::Reserve { port: 7, address: None }, Request::Status { version: VERSION }] {
-            send(&here, &request, None).unwrap();
+            send(&here, &request, &[]).unwrap();
             assert_eq!(receive_request(&there).unwrap(), Received::Request(request));
         }
         let file = std::fs::File::open("/dev/null").unwrap();
-        send(&here, &Request::Deliver, Some(file.as_fd())).unwrap();
+        send(&here, &Request::Deliver, &[file.as_fd()]).unwrap();
         let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
         assert_eq!(receive_request(&there).unwrap(), Received::Descriptors);
         assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);

@@ -1,0 +1,132 @@
+//! Who is who on a switch: whose segment it is, and which connections begin.
+
+use arrayvec::ArrayVec;
+use uwarp_ring::cable::{Owner, Owners};
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::ethernet;
+use uwarp_wire::tcp::{self, TcpFlags};
+
+use super::super::heap::HeapBuffer;
+use crate::link::port::Buffer;
+
+/// Connections whose handshake the switch is told of: the last ones.
+const OPENINGS: usize = 64;
+/// Segments of other connections behind which the openings are forgotten: they have led to nothing.
+const MOST_MISSES: u32 = 1024;
+/// Flags of segments that begin or end a connection.
+pub(super) const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
+/// The flag of those that begin one.
+pub(super) const SYN: u8 = TcpFlags::SYN.bits() as u8;
+
+/// Who is who on the switch.
+#[derive(Debug)]
+pub(super) struct Names {
+    pub(super) owners: Owners,
+    /// The client's own number.
+    pub(super) number: u16,
+    pub(super) mac: [u8; 6],
+    pub(super) switch_mac: [u8; 6],
+    /// The addresses that all clients have.
+    pub(super) addresses: Vec<IpAddress>,
+}
+
+impl Names {
+    /// Whether a frame is a peer's own: a segment from a shared address and a port of the peer that begins no
+    /// connection. Then it gets the hardware addresses that the switch would give it.
+    #[inline]
+    pub(super) fn is_from(&self, peer: u16, frame: &mut HeapBuffer) -> bool {
+        let Some(segment) = segment(frame.data()) else { return false };
+        let owner = self.owners.get(segment.source_port);
+        if owner != Owner::One(peer) && owner != Owner::Past(peer)
+            || segment.flags & SYN != 0
+            || !self.addresses.contains(&segment.source)
+        {
+            return false;
+        }
+        let start = frame.start();
+        let Some(addresses) = frame.storage_mut().and_then(|storage| storage.get_mut(start..start + 12)) else {
+            return false;
+        };
+        addresses[..6].copy_from_slice(&self.mac);
+        addresses[6..].copy_from_slice(&self.switch_mac);
+        true
+    }
+}
+
+/// Connections that this client opens: the switch is told of the segment behind the SYN.
+#[derive(Debug, Default)]
+pub(super) struct Openings {
+    /// Ports, here and there.
+    pub(super) ports: ArrayVec<(u16, u16), OPENINGS>,
+    /// Segments of other connections since the last opening.
+    misses: u32,
+}
+
+impl Openings {
+    #[cold]
+    pub(super) fn add(&mut self, ports: (u16, u16)) {
+        self.ports.retain(|opening| *opening != ports);
+        if self.ports.is_full() {
+            self.ports.remove(0);
+        }
+        self.ports.push(ports);
+        self.misses = 0;
+    }
+
+    /// Whether a segment is the first behind the SYN of an opening.
+    pub(super) fn take(&mut self, ports: (u16, u16)) -> bool {
+        let before = self.ports.len();
+        self.ports.retain(|opening| *opening != ports);
+        let is_one = self.ports.len() < before;
+        self.misses += u32::from(!is_one);
+        if self.misses > MOST_MISSES {
+            self.ports.clear();
+        }
+        is_one
+    }
+}
+
+/// What the port reads of a TCP segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) source: IpAddress,
+    pub(super) source_port: u16,
+    pub(super) destination_port: u16,
+    /// The lowest eight flags.
+    pub(super) flags: u8,
+    /// Where the TCP header begins.
+    pub(super) tcp: usize,
+}
+
+#[inline(always)]
+fn word(octets: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([octets[at], octets[at + 1]])
+}
+
+/// Reads a segment without IP options and fragments.
+#[inline(always)]
+pub(super) fn segment(frame: &[u8]) -> Option<Segment> {
+    const V4: usize = ethernet::HEADER_LEN + 20;
+    const V6: usize = ethernet::HEADER_LEN + 40;
+    let of = |source, tcp: usize| Segment {
+        source,
+        source_port: word(frame, tcp),
+        destination_port: word(frame, tcp + 2),
+        flags: frame[tcp + 13],
+        tcp,
+    };
+    if frame.len() < V4 + tcp::HEADER_LEN {
+        return None;
+    }
+    match word(frame, 12) {
+        0x0800 if frame[14] == 0x45 && frame[23] == tcp::PROTOCOL && word(frame, 20) & 0x3fff == 0 => {
+            let source = u32::from_be_bytes([frame[26], frame[27], frame[28], frame[29]]);
+            Some(of(IpAddress::from_ipv4_bits(source), V4))
+        }
+        0x86dd if frame.len() >= V6 + tcp::HEADER_LEN && frame[20] == tcp::PROTOCOL => {
+            let source: [u8; 16] = *frame[22..].first_chunk()?;
+            Some(of(std::net::Ipv6Addr::from(source).into(), V6))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,420 @@
+//! A client of a switch: a port with a cable to the switch, and one to each client that it talks to.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use crossbeam::channel::Receiver;
+use rustix::event::epoll;
+use uwarp_ring::Notifier;
+use uwarp_ring::cable::{CableEnd, LANE_OCTETS, OWNER_NUMBERS, Owner, Owners};
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::ethernet;
+use uwarp_wire::tcp::TcpFlags;
+
+use super::super::heap::{HeapBuffer, HeapPool};
+use super::super::middlebox;
+use super::names::{Names, Openings, RARE, SYN, Segment, segment};
+use super::{HEADROOM, LONGEST_ROOM, Line, NOTE_MAC, levels};
+use crate::link::port::{Batch, Buffer, Capabilities, Descriptors, LinkState, PoolLevels, Port};
+
+/// What changes while the port is used.
+#[derive(Debug)]
+pub enum CableNews {
+    /// There is a cable to the client with this number now.
+    Plugged {
+        /// The peer's number.
+        peer: u16,
+        /// The cable.
+        end: CableEnd,
+    },
+    /// That client has gone. What it sent before is still received.
+    Unplugged {
+        /// The peer's number.
+        peer: u16,
+    },
+    /// All clients have these addresses now.
+    Addresses(Vec<IpAddr>),
+}
+
+/// What a port is made from.
+#[derive(Debug)]
+pub struct SwitchedOptions {
+    /// The cable to the switch.
+    pub switch: CableEnd,
+    /// Which client owns which TCP port.
+    pub owners: Owners,
+    /// The client's own number among these.
+    pub number: u16,
+    /// Its hardware address.
+    pub mac: [u8; 6],
+    /// The hardware address of the switch, to which all frames for clients go.
+    pub switch_mac: [u8; 6],
+    /// The addresses that all clients have.
+    pub addresses: Vec<IpAddr>,
+    /// Largest IP packet between a client and the switch.
+    pub mtu: u16,
+    /// Buffers for frames that were received.
+    pub receive_buffers: usize,
+    /// Buffers for frames to be sent.
+    pub transmit_buffers: usize,
+    /// What changes.
+    pub news: Receiver<CableNews>,
+    /// Fired behind each piece of news.
+    pub told: Arc<Notifier>,
+}
+
+/// A cable to another client.
+#[derive(Debug)]
+struct Peer {
+    number: u16,
+    line: Line,
+    /// The client has gone: the cable goes when it is empty.
+    is_gone: bool,
+    /// Where the receiver was when the switch's frames began to wait for the peer's; none: they wait no more.
+    awaited_from: Option<u64>,
+}
+
+/// The port. Segments between two clients go by the cable of the two, up to 64 KiB in one frame. Everything else goes
+/// by the switch, in frames of its MTU: segments that begin a connection, all that is for other hosts, ARP and ICMP.
+/// The switch is told of the ends of connections, too, so that it knows whom to ask when a client dies.
+#[derive(Debug)]
+pub struct SwitchedPort {
+    switch: Line,
+    peers: Vec<Peer>,
+    /// The peer with each number, as its index plus one.
+    indexes: Box<[u8]>,
+    /// The peer whose frames come first.
+    turn: usize,
+    /// Frames wait for room somewhere.
+    is_behind: bool,
+    openings: Openings,
+    names: Names,
+    news: Receiver<CableNews>,
+    told: Arc<Notifier>,
+    /// Waits for all cables and for news.
+    epoll: OwnedFd,
+    receive: HeapPool,
+    transmit: HeapPool,
+    /// A frame for the switch as it leaves.
+    scratch: Vec<u8>,
+    capabilities: Capabilities,
+}
+
+impl SwitchedPort {
+    /// The port.
+    ///
+    /// # Errors
+    /// No descriptors or no memory left.
+    pub fn new(options: SwitchedOptions) -> io::Result<SwitchedPort> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for descriptor in [options.switch.receiver.as_fd(), options.told.as_fd()] {
+            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        options.switch.receiver.attend();
+        let pool = |buffers| HeapPool::new(buffers, LONGEST_ROOM, HEADROOM);
+        Ok(SwitchedPort {
+            switch: Line::new(options.switch),
+            peers: Vec::new(),
+            indexes: vec![0; OWNER_NUMBERS].into(),
+            turn: 0,
+            is_behind: false,
+            openings: Openings::default(),
+            names: Names {
+                owners: options.owners,
+                number: options.number,
+                mac: options.mac,
+                switch_mac: options.switch_mac,
+                addresses: options.addresses.into_iter().map(IpAddress::from).collect(),
+            },
+            news: options.news,
+            told: options.told,
+            epoll,
+            receive: pool(options.receive_buffers),
+            transmit: pool(options.transmit_buffers),
+            scratch: Vec::with_capacity(LONGEST_ROOM),
+            capabilities: Capabilities {
+                mac: options.mac,
+                mtu: options.mtu,
+                data_room: LONGEST_ROOM,
+                headroom: HEADROOM,
+                transmit_ip_checksum: true,
+                transmit_tcp_checksum: true,
+                segmentation: true,
+            },
+        })
+    }
+
+    #[cold]
+    fn take_news(&mut self) {
+        while let Ok(news) = self.news.try_recv() {
+            match news {
+                CableNews::Plugged { peer, end } => self.plug(peer, end),
+                CableNews::Unplugged { peer } => {
+                    if let Some(peer) = self.peers.iter_mut().find(|known| known.number == peer) {
+                        peer.is_gone = true;
+                        self.indexes[usize::from(peer.number)] = 0;
+                    }
+                }
+                CableNews::Addresses(addresses) => {
+                    self.names.addresses = addresses.into_iter().map(IpAddress::from).collect();
+                }
+            }
+        }
+    }
+
+    fn plug(&mut self, number: u16, end: CableEnd) {
+        let bell = end.receiver.as_fd();
+        let added = epoll::add(&self.epoll, bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+        if let Err(error) = added {
+            // The peer goes on to send by the switch, since nobody attends to this one.
+            return tracing::warn!(%error, "a cable to another program cannot be waited for");
+        }
+        end.receiver.attend();
+        self.peers.push(Peer { number, line: Line::new(end), is_gone: false, awaited_from: None });
+        self.index();
+    }
+
+    /// Removes the cables of clients that have gone, once they are empty.
+    #[cold]
+    fn unplug(&mut self) {
+        self.peers.retain(|peer| !peer.is_gone || peer.line.end.receiver.is_waiting());
+        self.index();
+    }
+
+    fn index(&mut self) {
+        for (index, peer) in self.peers.iter().enumerate().filter(|(_, peer)| !peer.is_gone) {
+            self.indexes[usize::from(peer.number)] = index as u8 + 1;
+        }
+    }
+
+    /// The peer to which a frame goes by its own cable.
+    #[inline]
+    fn way(&mut self, frame: &[u8]) -> Option<usize> {
+        if frame.get(..6) != Some(&self.names.switch_mac) {
+            return None;
+        }
+        let segment = segment(frame)?;
+        if segment.flags & SYN != 0 {
+            if segment.flags & TcpFlags::ACK.bits() as u8 == 0 {
+                self.openings.add((segment.source_port, segment.destination_port));
+            }
+            return None;
+        }
+        let Owner::One(peer) = self.names.owners.get(segment.destination_port) else { return None };
+        let index = usize::from(*self.indexes.get(usize::from(peer))?).checked_sub(1)?;
+        // The peer believes no other.
+        let is_own = self.names.owners.get(segment.source_port) == Owner::One(self.names.number);
+        if !is_own || !self.peers[index].line.end.sender.is_attended() {
+            return None;
+        }
+        if segment.flags & RARE != 0 || !self.openings.ports.is_empty() {
+            self.note(frame, &segment);
+        }
+        Some(index)
+    }
+
+    /// Has the switch know of a segment that begins or ends a connection, and goes by another way.
+    #[cold]
+    fn note(&mut self, frame: &[u8], segment: &Segment) {
+        let is_opening = self.openings.take((segment.source_port, segment.destination_port));
+        if segment.flags & RARE == 0 && !is_opening {
+            return;
+        }
+        let end = segment.tcp + usize::from(frame[segment.tcp + 12] >> 4) * 4;
+        let Some(headers) = frame.get(..end) else { return };
+        self.scratch.clear();
+        self.scratch.extend_from_slice(headers);
+        self.scratch[..6].copy_from_slice(&NOTE_MAC);
+        let (at, length) = match segment.tcp - ethernet::HEADER_LEN {
+            20 => (16, end - ethernet::HEADER_LEN),
+            _ => (18, end - segment.tcp),
+        };
+        self.scratch[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
+        if self.switch.end.sender.send(&self.scratch, true) {
+            self.switch.end.sender.wake();
+        }
+    }
+
+    /// Sends a frame by the switch, as the device would that computes and cuts.
+    #[cold]
+    fn send_by_switch(&mut self, frame: HeapBuffer) {
+        let work = frame.transmit_checksums();
+        if work.segment_size > 0 {
+            let Self { transmit, switch, is_behind, .. } = self;
+            let put = |piece| *is_behind |= switch.send(piece);
+            middlebox::cut(&frame, work.segment_size.into(), || transmit.alloc(), put);
+        } else if work.ip && self.switch.backlog.is_empty() {
+            self.scratch.clear();
+            self.scratch.extend_from_slice(frame.data());
+            middlebox::complete_ip_checksum(&mut self.scratch);
+            // Without room it is lost: the switch reads in time.
+            self.switch.end.sender.send(&self.scratch, work.tcp);
+        } else {
+            self.is_behind |= self.switch.send(frame);
+        }
+    }
+
+    /// Sends a frame. Returns the peer that is to be woken, unless it is the switch.
+    #[inline]
+    fn give(&mut self, frame: HeapBuffer) -> Option<usize> {
+        let index = self.way(frame.data());
+        match index {
+            Some(index) => self.is_behind |= self.peers[index].line.send(frame),
+            None => self.send_by_switch(frame),
+        }
+        index
+    }
+
+    #[inline]
+    fn wake(&self, index: Option<usize>) {
+        match index {
+            Some(index) => self.peers[index].line.end.sender.wake(),
+            None => self.switch.end.sender.wake(),
+        }
+    }
+
+    #[cold]
+    fn catch_up(&mut self) {
+        self.is_behind = self.switch.catch_up();
+        for peer in &mut self.peers {
+            self.is_behind |= !peer.line.backlog.is_empty() && peer.line.catch_up();
+        }
+    }
+
+    /// Receives from one peer.
+    #[inline]
+    fn take_from(&mut self, index: usize, batch: &mut Batch<HeapBuffer>) {
+        let before = batch.len();
+        while !batch.is_full() {
+            let Some(mut frame) = self.peers[index].line.receive(&self.receive) else { break };
+            if !self.names.is_from(self.peers[index].number, &mut frame) {
+                // The engine drops and counts it.
+                frame.set_range(HEADROOM, 0);
+            }
+            batch.push(frame);
+        }
+        if batch.len() > before {
+            self.peers[index].line.end.receiver.release();
+        }
+    }
+
+    /// Receives from the switch, behind all that peers had sent before: what a program that has died sent last counts,
+    /// and the switch speaks of its death behind it.
+    #[cold]
+    fn take_from_switch(&mut self, batch: &mut Batch<HeapBuffer>) {
+        let mut is_early = false;
+        for peer in &mut self.peers {
+            let receiver = &peer.line.end.receiver;
+            let from = *peer.awaited_from.get_or_insert(receiver.position());
+            is_early |= receiver.is_waiting() && receiver.position().wrapping_sub(from) < LANE_OCTETS as u64;
+        }
+        if is_early {
+            return;
+        }
+        while !batch.is_full()
+            && let Some(frame) = self.switch.receive(&self.receive)
+        {
+            batch.push(frame);
+        }
+        self.switch.end.receiver.release();
+        if !self.switch.end.receiver.is_waiting() {
+            self.peers.iter_mut().for_each(|peer| peer.awaited_from = None);
+        }
+    }
+}
+
+impl Port for SwitchedPort {
+    type Buffer = HeapBuffer;
+
+    #[inline]
+    fn alloc(&mut self) -> Option<HeapBuffer> {
+        self.transmit.alloc()
+    }
+
+    #[inline]
+    fn rx_burst(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {
+        if !self.news.is_empty() {
+            self.take_news();
+        }
+        if self.is_behind {
+            self.catch_up();
+        }
+        let before = batch.len();
+        let peers = self.peers.len();
+        let mut is_any_gone = false;
+        for step in 0..peers {
+            let index = if self.turn + step < peers { self.turn + step } else { self.turn + step - peers };
+            is_any_gone |= self.peers[index].is_gone;
+            self.take_from(index, batch);
+        }
+        self.turn = if self.turn + 1 < peers { self.turn + 1 } else { 0 };
+        if is_any_gone {
+            self.unplug();
+        }
+        if self.switch.end.receiver.is_waiting() {
+            self.take_from_switch(batch);
+        }
+        batch.len() - before
+    }
+
+    #[inline]
+    fn tx_one(&mut self, frame: HeapBuffer) -> Result<(), HeapBuffer> {
+        let index = self.give(frame);
+        self.wake(index);
+        Ok(())
+    }
+
+    fn tx_burst(&mut self, frames: &mut VecDeque<HeapBuffer>) -> usize {
+        let count = frames.len();
+        let mut last = None;
+        for frame in frames.drain(..) {
+            let index = self.give(frame);
+            if let Some(last) = last.replace(index).filter(|last| *last != index) {
+                self.wake(last);
+            }
+        }
+        if let Some(last) = last {
+            self.wake(last);
+        }
+        count
+    }
+
+    fn enable_wakeups(&mut self) -> bool {
+        self.switch.end.receiver.arm();
+        self.peers.iter().for_each(|peer| peer.line.end.receiver.arm());
+        // Nobody announces room in a cable, nor a free buffer for what waits.
+        let lines = self.peers.iter().map(|peer| &peer.line).chain([&self.switch]);
+        !self.is_behind && !lines.into_iter().any(|line| line.end.receiver.is_waiting())
+    }
+
+    fn wakeup_descriptors(&self) -> Descriptors<'_> {
+        std::iter::once(self.epoll.as_fd()).collect()
+    }
+
+    fn disable_wakeups(&mut self) -> bool {
+        self.switch.end.receiver.disarm();
+        self.peers.iter_mut().for_each(|peer| peer.line.end.receiver.disarm());
+        self.told.drain();
+        false
+    }
+
+    fn link(&mut self) -> LinkState {
+        LinkState::Up
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn pool_levels(&self) -> PoolLevels {
+        levels(&self.receive, &self.transmit)
+    }
+
+    #[inline]
+    fn transmit_free(&self) -> usize {
+        self.transmit.free()
+    }
+}

@@ -1,0 +1,119 @@
+//! Who owns which TCP port of addresses that several processes share: one process writes the table, all read it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU16;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use super::map::Map;
+
+const PORTS: usize = 1 << 16;
+const OCTETS: usize = 2 * PORTS;
+
+const NOBODY: u16 = 0;
+const SEVERAL: u16 = u16::MAX;
+/// Set in the entry of a port that has no owner any more.
+const PAST: u16 = 1 << 15;
+
+/// Numbers of owners are below this.
+pub const OWNER_NUMBERS: usize = (1 << 15) - 1;
+
+/// An entry of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Nobody owns the port.
+    Nobody,
+    /// Several do, each at some of the addresses.
+    Several,
+    /// The one with this number, below [`OWNER_NUMBERS`], does.
+    One(u16),
+    /// The one with this number did. What it sent before may be under way.
+    Past(u16),
+}
+
+impl Owner {
+    fn entry(self) -> u16 {
+        match self {
+            Owner::Nobody => NOBODY,
+            Owner::Several => SEVERAL,
+            Owner::One(number) => number + 1,
+            Owner::Past(number) => (number + 1) | PAST,
+        }
+    }
+}
+
+/// The table as its writer has it.
+#[derive(Debug)]
+pub struct OwnerTable {
+    map: Map,
+    file: OwnedFd,
+}
+
+impl OwnerTable {
+    /// A table without owners. Nobody else can write it, whoever gets its file.
+    ///
+    /// # Errors
+    /// Those of the system: no descriptors or no memory left, or a kernel before Linux 5.1.
+    pub fn new() -> io::Result<OwnerTable> {
+        let file = memfd_create("uwarp-owners", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, OCTETS as u64)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let map = Map::shared(&file, OCTETS)?;
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        Ok(OwnerTable { map, file })
+    }
+
+    /// Sets the owner of a port.
+    pub fn set(&self, port: u16, owner: Owner) {
+        entry(&self.map, port).store(owner.entry(), Relaxed);
+    }
+
+    /// Forgets what a number owned in the past: somebody else gets it.
+    pub fn forget(&self, number: u16) {
+        for port in 0..=u16::MAX {
+            if entry(&self.map, port).load(Relaxed) == Owner::Past(number).entry() {
+                self.set(port, Owner::Nobody);
+            }
+        }
+    }
+}
+
+impl AsFd for OwnerTable {
+    /// The file, for [`Owners::map`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The table as its readers have it.
+#[derive(Debug)]
+pub struct Owners(Map);
+
+impl Owners {
+    /// Maps the table.
+    ///
+    /// # Errors
+    /// The file is none of a table, or cannot be mapped.
+    pub fn map(file: impl AsFd) -> io::Result<Owners> {
+        Map::readable(file, OCTETS).map(Owners)
+    }
+
+    /// The owner of a port.
+    #[inline]
+    pub fn get(&self, port: u16) -> Owner {
+        match entry(&self.0, port).load(Relaxed) {
+            NOBODY => Owner::Nobody,
+            SEVERAL => Owner::Several,
+            entry if entry & PAST != 0 => Owner::Past((entry & !PAST).wrapping_sub(1)),
+            entry => Owner::One(entry - 1),
+        }
+    }
+}
+
+#[inline(always)]
+fn entry(map: &Map, port: u16) -> &AtomicU16 {
+    // SAFETY: within the map, aligned, and valid for any bits; all processes access it as an atomic.
+    unsafe { map.at(2 * usize::from(port), 2).cast().as_ref() }
+}
