@@ -25,7 +25,11 @@ pub(super) struct Uplink {
 impl Uplink {
     pub(super) fn new(device: DpdkPort) -> Uplink {
         let Capabilities { data_room, headroom, .. } = *device.capabilities();
-        Uplink { device, pool: HeapPool::new(4 * BURST, data_room, headroom), copies: VecDeque::with_capacity(BURST) }
+        Uplink {
+            device,
+            pool: HeapPool::growing(4 * BURST, data_room, headroom),
+            copies: VecDeque::with_capacity(BURST),
+        }
     }
 
     fn receive(&mut self, batch: &mut Batch<HeapBuffer>) -> usize {

@@ -114,7 +114,7 @@ impl CablePort {
         // A burst is delivered before the next one comes, and each frame may be answered.
         CablePort {
             end: Line::new(end),
-            pool: HeapPool::new(4 * BURST, capabilities.data_room, HEADROOM),
+            pool: HeapPool::growing(4 * BURST, capabilities.data_room, HEADROOM),
             capabilities,
         }
     }

@@ -1,6 +1,6 @@
 //! Buffers on the heap, for ports without a device.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -74,14 +74,16 @@ pub fn capabilities(mac: [u8; 6], mtu: u16, offload: bool) -> Capabilities {
     }
 }
 
-/// A fixed number of buffers of one size, each allocated when it is first used. Those that were freed before are used
-/// first, which are likely still in the caches.
+/// A fixed number of buffers of one size. Those that were freed before are used first, which are likely still in the
+/// caches.
 #[derive(Debug)]
 pub struct HeapPool {
     /// Buffers that were freed.
     freed: Arc<Freed>,
+    /// Buffers that were allocated and never used.
+    fresh: RefCell<Vec<Arc<Storage>>>,
     /// Buffers that were not allocated yet.
-    fresh: Cell<usize>,
+    missing: Cell<usize>,
     data_room: usize,
     headroom: u32,
 }
@@ -89,9 +91,17 @@ pub struct HeapPool {
 impl HeapPool {
     /// `count` buffers (at least one) of `data_room` octets, of which `headroom` precede a fresh frame.
     pub fn new(count: usize, data_room: usize, headroom: usize) -> HeapPool {
+        let pool = HeapPool::growing(count, data_room, headroom);
+        pool.fresh.borrow_mut().extend(std::iter::from_fn(|| pool.make()));
+        pool
+    }
+
+    /// The same, with each buffer allocated when it is first used.
+    pub fn growing(count: usize, data_room: usize, headroom: usize) -> HeapPool {
         let count = count.max(1);
         let freed = Arc::new(Freed { last: AtomicCell::new(None), others: ArrayQueue::new(count) });
-        HeapPool { freed, fresh: Cell::new(count), data_room, headroom: headroom.min(data_room) as u32 }
+        let (fresh, missing) = (RefCell::default(), Cell::new(count));
+        HeapPool { freed, fresh, missing, data_room, headroom: headroom.min(data_room) as u32 }
     }
 
     /// A buffer with an empty frame behind the headroom; `None` if all are in use.
@@ -114,7 +124,12 @@ impl HeapPool {
 
     #[cold]
     fn alloc_fresh(&self) -> Option<Arc<Storage>> {
-        self.fresh.set(self.fresh.get().checked_sub(1)?);
+        let fresh = self.fresh.borrow_mut().pop();
+        fresh.or_else(|| self.make())
+    }
+
+    fn make(&self) -> Option<Arc<Storage>> {
+        self.missing.set(self.missing.get().checked_sub(1)?);
         let home = Arc::downgrade(&self.freed);
         Some(Arc::new(Storage { octets: vec![0; self.data_room].into(), headroom: self.headroom, home }))
     }
@@ -122,7 +137,7 @@ impl HeapPool {
     /// Free buffers.
     #[inline]
     pub fn free(&self) -> usize {
-        self.freed.len() + self.fresh.get()
+        self.freed.len() + self.fresh.borrow().len() + self.missing.get()
     }
 
     /// All buffers.

@@ -114,7 +114,7 @@ impl SwitchedPort {
             epoll::add(&epoll, descriptor, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         options.switch.receiver.attend();
-        let pool = |buffers| HeapPool::new(buffers, LONGEST_ROOM, HEADROOM);
+        let pool = |buffers| HeapPool::growing(buffers, LONGEST_ROOM, HEADROOM);
         Ok(SwitchedPort {
             switch: Line::new(options.switch),
             peers: Vec::new(),
