@@ -9,7 +9,7 @@ use uwarp_wire::tcp::{self, TcpFlags};
 use super::super::heap::HeapBuffer;
 use crate::link::port::Buffer;
 
-/// Connections whose handshake the switch is told of: the last ones.
+/// Connections of whose handshake the switch learns: the last ones.
 const OPENINGS: usize = 64;
 /// Segments of other connections behind which the openings are forgotten: they have led to nothing.
 const MOST_MISSES: u32 = 1024;
@@ -53,7 +53,7 @@ impl Names {
     }
 }
 
-/// Connections that this client opens: the switch is told of the segment behind the SYN.
+/// Connections that this client opens: the switch gets a note of the segment behind the SYN.
 #[derive(Debug, Default)]
 pub(super) struct Openings {
     /// Ports, here and there.

@@ -79,7 +79,7 @@ struct Peer {
 
 /// The port. Segments between two clients go by the cable of the two, up to 64 KiB in one frame. Everything else goes
 /// by the switch, in frames of its MTU: segments that begin a connection, all that is for other hosts, ARP and ICMP.
-/// The switch is told of the ends of connections, too, so that it knows whom to ask when a client dies.
+/// The switch gets a note of the ends of connections, too, so that it knows whom to ask when a client dies.
 #[derive(Debug)]
 pub struct SwitchedPort {
     switch: Line,
