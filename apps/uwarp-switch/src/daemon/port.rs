@@ -6,6 +6,9 @@ use uwarp_engine::port::{BURST, Batch, Buffer, Capabilities, Descriptors, LinkSt
 use uwarp_engine::ports::{CablePort, HeapBuffer, HeapPool};
 use uwarp_port_dpdk::{DpdkPort, Frame};
 
+/// Octets by which a copy may be longer than a buffer of the device: too long for any client.
+const BEYOND: usize = 64;
+
 /// A client's port, or the uplink's.
 #[derive(Debug)]
 pub(super) enum SwitchPort {
@@ -27,7 +30,7 @@ impl Uplink {
         let Capabilities { data_room, headroom, .. } = *device.capabilities();
         Uplink {
             device,
-            pool: HeapPool::growing(4 * BURST, data_room, headroom),
+            pool: HeapPool::growing(4 * BURST, data_room + BEYOND, headroom),
             copies: VecDeque::with_capacity(BURST),
         }
     }
@@ -37,9 +40,12 @@ impl Uplink {
         let mut received = Batch::new();
         self.device.rx_burst(&mut received);
         for frame in received {
-            // A chain is longer than the MTU.
-            let Some(mut copy) = self.pool.alloc().filter(|_| frame.segment_count() == 1) else { continue };
+            let Some(mut copy) = self.pool.alloc() else { continue };
             copy.fill(frame.data());
+            if frame.segment_count() > 1 {
+                // A chain is longer than the MTU, and counts as such.
+                copy.set_range(copy.start(), usize::MAX);
+            }
             copy.set_received_checksums(frame.received_checksums());
             if batch.try_push(copy).is_err() {
                 break;

@@ -18,7 +18,7 @@ use super::super::heap::{HeapBuffer, HeapPool};
 use super::super::middlebox;
 use super::names::{Names, Openings, RARE, SYN, Segment, segment};
 use super::{HEADROOM, LONGEST_ROOM, Line, NOTE_MAC, levels};
-use crate::link::port::{Batch, Buffer, Capabilities, Descriptors, LinkState, PoolLevels, Port};
+use crate::link::port::{Batch, Buffer, Capabilities, Descriptors, LinkState, PoolLevels, Port, TransmitChecksums};
 
 /// What changes while the port is used.
 #[derive(Debug)]
@@ -246,12 +246,19 @@ impl SwitchedPort {
             let Self { transmit, switch, is_behind, .. } = self;
             let put = |piece| *is_behind |= switch.send(piece);
             middlebox::cut(&frame, work.segment_size.into(), || transmit.alloc(), put);
-        } else if work.ip && self.switch.backlog.is_empty() {
+        } else if work.ip {
             self.scratch.clear();
             self.scratch.extend_from_slice(frame.data());
             middlebox::complete_ip_checksum(&mut self.scratch);
-            // Without room it is lost: the switch reads in time.
-            self.switch.end.sender.send(&self.scratch, work.tcp);
+            if self.switch.backlog.is_empty() && self.switch.end.sender.send(&self.scratch, work.tcp) {
+                return;
+            }
+            // Without a buffer it is lost, as on a wire.
+            if let Some(mut copy) = self.transmit.alloc() {
+                copy.fill(&self.scratch);
+                copy.set_transmit_checksums(TransmitChecksums { ip: false, ..work });
+                self.is_behind |= self.switch.send(copy);
+            }
         } else {
             self.is_behind |= self.switch.send(frame);
         }

@@ -203,6 +203,29 @@ fn frames_that_a_device_would_complete_and_cut_are_completed_and_cut_for_the_swi
 }
 
 #[test]
+fn the_switch_gets_complete_ip_headers_also_behind_what_waits_for_room() {
+    let mut rig = rig();
+    let whole = segment((OWN, STRANGE), TcpFlags::ACK, 60_000);
+    for _ in 0..10 {
+        rig.send(&whole, TransmitChecksums { segment_size: 10_000, ..LEFT_OUT });
+    }
+    let mut last = segment((OWN, STRANGE), TcpFlags::ACK, 5);
+    last[24..26].fill(0);
+    rig.send(&last, LEFT_OUT);
+    let mut got = Vec::new();
+    while !rig.port.enable_wakeups() {
+        got.append(&mut taken(&mut rig.switch));
+        rig.received();
+    }
+    got.append(&mut taken(&mut rig.switch));
+    assert_eq!(got.len(), 61);
+    for frame in &got {
+        assert_eq!(uwarp_wire::checksum::fold(uwarp_wire::checksum::sum(&frame[14..34])), 0xffff);
+    }
+    assert_eq!(got[60][34..], last[34..]);
+}
+
+#[test]
 fn nothing_in_anothers_name_comes_from_a_peer() {
     let mut rig = rig();
     let ack = TcpFlags::ACK;
