@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long the server may take to end after the client.
@@ -158,19 +159,51 @@ pub fn run<Report: DeserializeOwned>(
     join: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()>,
 ) -> anyhow::Result<Report> {
     let mut server = Side::start(server.stdin(Stdio::null()).stdout(Stdio::null()))?;
-    let mut client = Side::start(client.stdin(Stdio::null()).stdout(Stdio::piped()))?;
-    let mut output = client.0.stdout.take().context("the client has no standard output")?;
+    let (mut client, reader) = start_reporter(client)?;
+    join(&mut || Ok(!signals::interrupted() && client.has_ended()?.is_none() && server.has_ended()?.is_none()))?;
+    wait(&mut server, &mut client)?;
+    reader.finish()
+}
+
+/// Starts one process that needs no other, and waits for it; returns its result, as [`run`] does.
+///
+/// # Errors
+/// It failed (it has reported why), or the user interrupts; the process is then killed.
+pub fn run_one<Report: DeserializeOwned>(command: &mut Command) -> anyhow::Result<Report> {
+    let (mut side, reader) = start_reporter(command)?;
+    loop {
+        signals::check_interrupted()?;
+        if let Some(status) = side.has_ended()? {
+            of_child(status)?;
+            return reader.finish();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Reads the standard output of a process until its end, so that the process never waits for a reader.
+struct Reader(JoinHandle<std::io::Result<String>>);
+
+fn start_reporter(command: &mut Command) -> anyhow::Result<(Side, Reader)> {
+    let mut side = Side::start(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let mut output = side.0.stdout.take().context("the process has no standard output")?;
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         output.read_to_string(&mut text).map(|_| text)
     });
-    join(&mut || Ok(!signals::interrupted() && client.has_ended()?.is_none() && server.has_ended()?.is_none()))?;
-    wait(&mut server, &mut client)?;
-    let text = reader
-        .join()
-        .map_err(|_| anyhow::anyhow!("the client's result was not read"))?
-        .context("cannot read the client's result")?;
-    serde_json::from_str(&text).context("the client's result cannot be read")
+    Ok((side, Reader(reader)))
+}
+
+impl Reader {
+    /// The result that the process has written as JSON.
+    fn finish<Report: DeserializeOwned>(self) -> anyhow::Result<Report> {
+        let text = self
+            .0
+            .join()
+            .map_err(|_| anyhow::anyhow!("a process's result was not read"))?
+            .context("cannot read a process's result")?;
+        serde_json::from_str(&text).context("a process's result cannot be read")
+    }
 }
 
 /// Waits for the client, then for the server.

@@ -1,5 +1,6 @@
 //! The side that puts and gets.
 
+use crate::gate::Gate;
 use crate::link::{Happening, Link};
 use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, Window};
 use crate::report::{Copied, Meter};
@@ -117,6 +118,8 @@ pub struct Client<'a> {
     pub server: SocketAddr,
     /// File for the results as JSON.
     pub json: &'a JsonFlag,
+    /// Where to wait, connected, for leave to begin.
+    pub gate: Option<&'a Gate>,
 }
 
 impl Client<'_> {
@@ -167,6 +170,9 @@ fn check_window(window: &Window) -> anyhow::Result<()> {
 /// No connection, or the first file that could not be copied.
 pub fn put(client: Client<'_>, files: Vec<Source>) -> anyhow::Result<()> {
     let (context, mut link) = client.reach()?;
+    if let Some(gate) = client.gate {
+        gate.wait()?;
+    }
     let mut copies = Vec::new();
     for (name, file) in files {
         let copied = put_one(&mut link, &name, file).with_context(|| format!("'{name}' was not copied"))?;

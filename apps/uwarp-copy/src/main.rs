@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod gate;
 mod kernel;
 mod link;
 mod pair;
@@ -89,6 +90,9 @@ enum Command {
         /// Name for the file there, if there is one only; may contain directories that exist
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
+        /// Directory in which the client says that it is connected, and waits for leave to begin
+        #[arg(long, hide = true)]
+        gate: Option<PathBuf>,
         #[command(flatten)]
         target: Target,
     },
@@ -108,6 +112,9 @@ enum Command {
     /// One side of a copy by the kernel's TCP
     #[command(hide = true)]
     KernelSide(kernel::SideArguments),
+    /// The part of a copy that no network can save
+    #[command(hide = true)]
+    Alone(pair::AloneArguments),
 }
 
 /// Where the client finds its server, and where its results go.
@@ -125,7 +132,7 @@ struct Target {
 impl Target {
     fn client<'a>(&'a self, network: &'a NetworkFlags, config: uwarp::Config) -> client::Client<'a> {
         let server = self.server.address(network, self.port);
-        client::Client { network, config, server, json: &self.json }
+        client::Client { network, config, server, json: &self.json, gate: None }
     }
 
     /// Leaves the file for the results open.
@@ -157,13 +164,19 @@ fn main() -> ExitCode {
                     &server::Service { store, once, read_only, port, allow, per_address, idle },
                 )
             }
-            Command::Put { files, name, target } => {
+            Command::Put { files, name, gate, target } => {
                 // Everything that can be wrong with the files is found before a connection is made.
                 let files = client::open_files(&files, name.as_deref())?;
                 let config = network.resolve(Role::Client, EngineMode::Threaded)?;
-                target.confine(confinement(&config)).apply()?;
+                let gate = gate.map(gate::Gate::new);
+                let confinement = target.confine(confinement(&config));
+                match &gate {
+                    Some(gate) => confinement.creates(gate.ready()),
+                    None => confinement,
+                }
+                .apply()?;
                 signals::install()?;
-                client::put(target.client(network, config), files)
+                client::put(client::Client { gate: gate.as_ref(), ..target.client(network, config) }, files)
             }
             Command::Get { names, output, target } => {
                 let places = client::choose_places(&names, output.as_deref())?;
@@ -180,6 +193,10 @@ fn main() -> ExitCode {
             Command::KernelSide(arguments) => {
                 signals::install()?;
                 kernel::run(network, &arguments)
+            }
+            Command::Alone(arguments) => {
+                signals::install()?;
+                pair::run_alone(network, &arguments)
             }
         }
     })

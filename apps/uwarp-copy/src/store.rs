@@ -195,8 +195,9 @@ impl Incoming {
         if part.len() as u64 > self.left {
             bail!("more octets came than the {} that were announced", self.size);
         }
-        self.file.write_all(part).context("cannot write the file")?;
+        // The hash first: it takes the octets from the processor's cache, which the file's new pages displace.
         self.hash.update(part);
+        self.file.write_all(part).context("cannot write the file")?;
         self.left -= part.len() as u64;
         Ok(())
     }

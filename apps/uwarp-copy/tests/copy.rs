@@ -373,7 +373,8 @@ fn a_pair_copies_by_rdma_and_by_the_kernels_tcp_and_leaves_nothing() {
     let output = pair.output().unwrap();
     succeeds(&output);
     let ways: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    for (way, name) in ["RDMA over memif", "kernel TCP over loopback"].into_iter().enumerate() {
+    let names_of_ways = ["RDMA over memif", "limit: hash and write alone", "kernel TCP over loopback"];
+    for (way, name) in names_of_ways.into_iter().enumerate() {
         assert_eq!(ways[way]["name"], name);
         let copy = &ways[way]["copies"][0];
         assert_eq!(copy["octets"], size);
