@@ -1,4 +1,7 @@
 //! Finds DPDK, generates bindings for the part in use, and compiles the shim for functions that C only has inline.
+//!
+//! DPDK's static libraries go into each program, with the drivers of the file `drivers`. `UWARP_DPDK=shared` links the
+//! shared ones instead, for the drivers of NICs.
 
 use std::env;
 use std::path::PathBuf;
@@ -6,9 +9,9 @@ use std::process::{Command, exit};
 
 const INSTALL: &str = "on Debian and Ubuntu: apt-get install libdpdk-dev libclang-dev clang pkg-config";
 
-/// The libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus, net_ring and
+/// The shared libraries that our code calls. EAL loads every driver as a plug-in, so only the virtual bus, net_ring and
 /// net_vhost, which have functions of their own, are named here.
-const LIBRARIES: &[&str] = &[
+const SHARED: &[&str] = &[
     "rte_ethdev",
     "rte_mbuf",
     "rte_mempool",
@@ -31,8 +34,63 @@ fn release(version: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
+/// What pkg-config prints with these arguments.
+fn pkg_config(arguments: &[&str]) -> Vec<String> {
+    match Command::new("pkg-config").args(arguments).arg("libdpdk").output() {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+        }
+        _ => fail(&format!("pkg-config {} libdpdk failed", arguments.join(" "))),
+    }
+}
+
+/// Whether DPDK's static libraries are linked.
+fn is_static() -> bool {
+    println!("cargo::rerun-if-env-changed=UWARP_DPDK");
+    match env::var("UWARP_DPDK").unwrap_or_default().as_str() {
+        "" | "static" => true,
+        "shared" => false,
+        other => fail(&format!("UWARP_DPDK is '{other}', and neither 'static' nor 'shared'")),
+    }
+}
+
+/// The drivers of a static build.
+fn drivers() -> Vec<String> {
+    println!("cargo::rerun-if-changed=drivers");
+    let text = std::fs::read_to_string("drivers").unwrap_or_else(|error| fail(&format!("the file 'drivers': {error}")));
+    text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+fn link_statically(libraries: &[String]) {
+    let folder = PathBuf::from(pkg_config(&["--variable=libdir"]).concat());
+    let exists = |name: &str| folder.join(format!("librte_{name}.a")).exists();
+    let drivers = drivers();
+    if let Some(driver) = drivers.iter().find(|driver| !exists(driver)) {
+        fail(&format!("{} has no librte_{driver}.a", folder.display()));
+    }
+    println!("cargo::rustc-link-search=native={}", folder.display());
+    // Not in our library, or the linker would have to take the archives' objects apart from their archives. Drivers
+    // announce themselves by constructors, so all of their objects are taken; of the rest, what is called.
+    for driver in &drivers {
+        println!("cargo::rustc-link-lib=static:-bundle,+whole-archive=rte_{driver}");
+    }
+    // pkg-config names a library before those that it needs, and for some drivers libraries that Debian does not have.
+    for word in pkg_config(&["--static", "--libs-only-l"]) {
+        let name = word.strip_prefix("-l:librte_").and_then(|word| word.strip_suffix(".a"));
+        if let Some(name) = name.filter(|name| exists(name) && !drivers.iter().any(|driver| driver == name)) {
+            println!("cargo::rustc-link-lib=static:-bundle=rte_{name}");
+        }
+    }
+    // What EAL itself needs of other libraries; the shim has its part of libnuma.
+    if libraries.iter().any(|library| library == "bsd") {
+        println!("cargo::rustc-link-lib=static:-bundle=bsd");
+        println!("cargo::rustc-link-lib=static:-bundle=md");
+    }
+}
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=shim/numa.c");
     println!("cargo::rerun-if-changed=shim/shim.c");
     println!("cargo::rerun-if-changed=shim/shim.h");
     println!("cargo::rerun-if-changed=shim/bindings.h");
@@ -44,32 +102,42 @@ fn main() {
         Err(_) => fail("DPDK 22.11 or later is missing (pkg-config finds no libdpdk)"),
     };
     // pkg-config's own list keeps flags that `probe` drops: the configuration header and the machine's baseline.
-    let output = Command::new("pkg-config").args(["--cflags", "libdpdk"]).output();
-    let flags: Vec<String> = match output {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
-        }
-        _ => fail("pkg-config --cflags libdpdk failed"),
-    };
-
-    for path in &dpdk.link_paths {
-        println!("cargo::rustc-link-search=native={}", path.display());
-    }
+    let flags = pkg_config(&["--cflags"]);
+    let is_static = is_static();
 
     let mut shim = cc::Build::new();
     shim.file("shim/shim.c").opt_level(3).warnings(true);
     for flag in &flags {
         shim.flag(flag);
     }
+    if is_static {
+        shim.define("UWARP_STATIC", None);
+    }
     if let Err(error) = shim.try_compile("uwarp_dpdk_shim") {
         fail(&format!("the C shim over DPDK does not compile ({error})"));
     }
-    for library in LIBRARIES {
-        println!("cargo::rustc-link-lib=dylib={library}");
-    }
-    // In DPDK 22.11 its functions are in rte_eal.
-    if dpdk.libs.iter().any(|library| library == "rte_log") {
-        println!("cargo::rustc-link-lib=dylib=rte_log");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let write = |name: &str, text: String| {
+        let file = out.join(name);
+        if let Err(error) = std::fs::write(&file, text) {
+            fail(&format!("{} cannot be written ({error})", file.display()));
+        }
+    };
+    if is_static {
+        link_statically(&dpdk.libs);
+        write("drivers.rs", format!("&{:?}", drivers()));
+    } else {
+        for path in &dpdk.link_paths {
+            println!("cargo::rustc-link-search=native={}", path.display());
+        }
+        for library in SHARED {
+            println!("cargo::rustc-link-lib=dylib={library}");
+        }
+        // In DPDK 22.11 its functions are in rte_eal.
+        if dpdk.libs.iter().any(|library| library == "rte_log") {
+            println!("cargo::rustc-link-lib=dylib=rte_log");
+        }
+        write("drivers.rs", "&[]".to_owned());
     }
 
     // bindgen panics if it does not find libclang; the message below is enough.
@@ -113,8 +181,5 @@ fn main() {
         Ok(Err(error)) => fail(&format!("bindings for DPDK's headers cannot be made ({error})")),
         Err(_) => fail("libclang is missing (bindgen cannot load it)"),
     };
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("bindings.rs");
-    if let Err(error) = bindings.write_to_file(&out) {
-        fail(&format!("{} cannot be written ({error})", out.display()));
-    }
+    write("bindings.rs", bindings.to_string());
 }

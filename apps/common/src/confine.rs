@@ -62,7 +62,9 @@ impl Confinement {
         for path in ["/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/run/netns"] {
             confinement.add(path, READ);
         }
-        confinement.add(uwarp_dpdk::plugin_directory(), READ);
+        if let Some(folder) = uwarp_dpdk::plugin_directory() {
+            confinement.add(folder, READ);
+        }
         // The names of threads.
         confinement.add("/proc/self/task", make_bitflags!(AccessFs::{ReadFile | WriteFile}));
         for path in ["/dev/null", "/dev/net/tun", "/dev/vfio"] {

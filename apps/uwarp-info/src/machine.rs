@@ -127,6 +127,9 @@ fn devices(drivers: &[String], nics: &[Nic], hugepages: &[Hugepages]) -> Vec<Dev
         tap.push("the privilege CAP_NET_ADMIN: run as root, or in a user namespace".to_owned());
     }
     let mut pci = Vec::new();
+    if !uwarp_dpdk::loads_drivers() {
+        pci.push("drivers of NICs: build uwarp with UWARP_DPDK=shared".to_owned());
+    }
     if nics.is_empty() {
         pci.push("a PCI network device: there is none".to_owned());
     } else if !nics.iter().any(Nic::is_free) {

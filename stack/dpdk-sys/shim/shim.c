@@ -472,3 +472,7 @@ int uwarp_packet_socket(uint16_t port, uint16_t queue)
 		return -1;
 	return *first;
 }
+
+#ifdef UWARP_STATIC
+#include "numa.c"
+#endif

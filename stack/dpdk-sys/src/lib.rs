@@ -7,3 +7,7 @@ mod bindings;
 pub mod fast;
 
 pub use bindings::*;
+
+/// The drivers of DPDK that are linked into each program, as in the file `drivers`. None if DPDK is a shared library:
+/// EAL loads its drivers.
+pub const DRIVERS: &[&str] = include!(concat!(env!("OUT_DIR"), "/drivers.rs"));

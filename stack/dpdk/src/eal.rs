@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use dpdk_sys::{self as sys, fast};
 use serde::{Deserialize, Serialize};
 
+use crate::error::REBUILD;
 use crate::lock::lock;
 use crate::log::{error_text, last_error};
 pub use crate::pool::UnusedPool;
@@ -290,30 +291,50 @@ pub fn without_cancellation<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// The directory of DPDK's drivers. EAL loads every plug-in in it.
-pub fn plugin_directory() -> &'static Path {
-    Path::new(sys::RTE_EAL_PMD_PATH.to_str().unwrap_or_default())
+/// Whether EAL loads the drivers of the installed DPDK. If not, DPDK is in the program, with drivers of virtual devices
+/// alone.
+pub const fn loads_drivers() -> bool {
+    sys::DRIVERS.is_empty()
 }
 
-/// The network drivers of the installed DPDK, by DPDK's names, without starting DPDK.
+/// The directory of DPDK's drivers, if they are not in the program: EAL loads every plug-in in it.
+pub fn plugin_directory() -> Option<&'static Path> {
+    loads_drivers().then(|| Path::new(sys::RTE_EAL_PMD_PATH.to_str().unwrap_or_default()))
+}
+
+/// The network drivers in this program or of the installed DPDK, by DPDK's names, without starting DPDK.
 pub fn list_drivers() -> Vec<String> {
     let mut drivers = BTreeSet::new();
-    for entry in std::fs::read_dir(plugin_directory()).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        if let Some(stem) = name.to_str().and_then(|name| name.strip_prefix("librte_net_"))
-            && let Some((driver, _)) = stem.split_once(".so")
-        {
-            // virtio's library contains both the PCI driver and virtio-user.
-            match driver {
-                "virtio" => drivers.extend(["net_virtio".to_owned(), "net_virtio_user".to_owned()]),
-                _ => drop(drivers.insert(format!("net_{driver}"))),
-            }
+    let mut add = |name: &str| {
+        if name.starts_with("net_") {
+            drivers.insert(name.to_owned());
+        }
+        // It contains both the PCI driver and virtio-user.
+        if name == "net_virtio" {
+            drivers.insert("net_virtio_user".to_owned());
+        }
+    };
+    sys::DRIVERS.iter().for_each(|name| add(name));
+    for entry in plugin_directory().and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let library =
+            file.to_str().and_then(|file| file.strip_prefix("librte_")).and_then(|file| file.split_once(".so"));
+        if let Some((name, _)) = library {
+            add(name);
         }
     }
     drivers.into_iter().collect()
 }
 
 fn check(config: &EalConfig) -> Result<(), Error> {
+    if let Some(address) = config.pci.first()
+        && !loads_drivers()
+    {
+        return Err(Error::Unsupported {
+            device: format!("the PCI device {address}"),
+            reason: format!("this build of uwarp has no drivers of NICs: {REBUILD}"),
+        });
+    }
     if config.memory_mib < 32 {
         return Err(Error::Configuration(format!("memory-mib is {}: DPDK needs at least 32", config.memory_mib)));
     }
@@ -412,5 +433,20 @@ mod tests {
         assert!(matches!(error, Error::OutOfMemory { memory_mib: 256, .. }), "{error:?}");
         let error = explain(&config, "invalid option".to_owned());
         assert_eq!(error.to_string(), "DPDK did not start: invalid option");
+    }
+
+    #[test]
+    fn a_build_without_drivers_of_nics_names_the_one_with_them() {
+        let nic = EalConfig { pci: vec!["0000:03:00.0".to_owned()], ..EalConfig::default() };
+        let refusal = check(&nic).err().map(|error| error.to_string());
+        assert_eq!(refusal.is_none(), loads_drivers());
+        if let Some(refusal) = refusal {
+            assert!(refusal.contains("0000:03:00.0") && refusal.contains("UWARP_DPDK=shared"), "{refusal}");
+        }
+        let drivers = list_drivers();
+        for driver in ["net_memif", "net_vhost", "net_virtio_user", "net_af_packet", "net_tap"] {
+            assert!(drivers.iter().any(|name| name == driver), "{driver} is not in {drivers:?}");
+        }
+        assert_eq!(drivers.iter().any(|name| name == "net_ixgbe"), loads_drivers(), "{drivers:?}");
     }
 }

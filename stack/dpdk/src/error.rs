@@ -34,9 +34,9 @@ pub enum Error {
     },
     /// No driver serves the device.
     #[error(
-        "DPDK has no driver {driver} here, but {}: install the package that `apt-cache search {}` finds, or choose another device",
+        "DPDK has no driver {driver} here, but {}: {}, or choose another device",
         available.join(", "),
-        package(driver)
+        if crate::loads_drivers() { package(driver) } else { REBUILD.to_owned() }
     )]
     NoSuchDriver {
         /// The driver that is missing.
@@ -106,11 +106,15 @@ pub enum Error {
     NoThreadSlot,
 }
 
-/// How Debian's package of a driver begins; the version of DPDK's interface follows.
+/// What to do for a driver that is not in a program with DPDK inside.
+pub(crate) const REBUILD: &str =
+    "build it with UWARP_DPDK=shared, which takes the installed DPDK and all of its drivers";
+
+/// How to get a driver. The version of DPDK's interface follows in the name of Debian's package.
 fn package(driver: &str) -> String {
     // The package of virtio has the driver of virtio-user.
     let name = driver.strip_suffix("_user").unwrap_or(driver);
-    format!("librte-{}", name.replace('_', "-"))
+    format!("install the package that `apt-cache search librte-{}` finds", name.replace('_', "-"))
 }
 
 #[cfg(test)]
@@ -124,8 +128,7 @@ mod tests {
             ("net_virtio_user", "librte-net-virtio"),
             ("net_af_packet", "librte-net-af-packet"),
         ] {
-            let error = Error::NoSuchDriver { driver: driver.to_owned(), available: vec!["net_tap".to_owned()] };
-            let text = error.to_string();
+            let text = package(driver);
             assert!(text.contains(&format!("`apt-cache search {name}`")), "{text}");
         }
     }

@@ -34,7 +34,9 @@ mod signal;
 pub mod socket;
 
 pub use device::{DeviceConfig, MemifRole};
-pub use eal::{Caches, Eal, EalConfig, ThreadRegistration, list_drivers, plugin_directory, without_cancellation};
+pub use eal::{
+    Caches, Eal, EalConfig, ThreadRegistration, list_drivers, loads_drivers, plugin_directory, without_cancellation,
+};
 pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
 pub use plan::CUT_ROOM;

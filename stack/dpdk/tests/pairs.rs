@@ -179,8 +179,13 @@ fn pcap_writes_what_it_reads() {
     let eal = eal();
     let directory = directory();
     let file = directory.path().join("frames.pcap");
+    let device = DeviceConfig::Pcap { receive: None, transmit: Some(file.clone()) };
+    if !uwarp_dpdk::loads_drivers() {
+        let error = Port::open(&eal, &device, &options(1500)).map(|_| ()).expect_err("libpcap is not in the program");
+        assert!(error.to_string().contains("net_pcap") && error.to_string().contains("UWARP_DPDK=shared"), "{error}");
+        return;
+    }
     {
-        let device = DeviceConfig::Pcap { receive: None, transmit: Some(file.clone()) };
         let port = open(&eal, &device, &options(1500));
         let mut queue = port.take_queue(0).unwrap();
         for number in 0..10 {
