@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 
 /// Measures uwarp beside its limit and its peers.
 #[derive(Parser)]
-#[command(name = "uwarp-bench", version, after_help = EXAMPLES)]
+#[command(name = "uwarp-bench", version = uwarp::VERSION, after_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -61,11 +61,7 @@ impl About {
             processor,
             cpus: cacheline::usable().len(),
             kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
-            build: format!(
-                "uwarp {}, {profile}, kernels {}",
-                env!("CARGO_PKG_VERSION"),
-                uwarp_memory::kernels::selected()
-            ),
+            build: format!("uwarp {}, {profile}, kernels {}", uwarp::VERSION, uwarp_memory::kernels::selected()),
             rounds: String::new(),
             left_out: Vec::new(),
         }

@@ -53,12 +53,13 @@ pub fn usage(sentence: impl Into<String>) -> anyhow::Error {
 /// Parses the command line, runs the tool, and turns its result into an exit status; errors go to standard error as
 /// `name: sentence`.
 pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>) -> ExitCode {
-    let name = Arguments::command().get_name().to_owned();
+    let command = Arguments::command().version(uwarp::VERSION);
+    let name = command.get_name().to_owned();
     if let Err(error) = crate::side::end_with_pair() {
         complain(format_args!("{name}: cannot ask for this process to end with its pair: {error}"));
         return ExitCode::FAILURE;
     }
-    let matches = without_empty_variables(Arguments::command()).try_get_matches();
+    let matches = without_empty_variables(command).try_get_matches();
     let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => {

@@ -73,7 +73,7 @@ impl Machine {
         let limits = uwarp::config::Limits::default();
         let buffers = uwarp::config::Buffers::default();
         Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: uwarp::VERSION.to_owned(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             crc_kernel: uwarp_memory::kernels::selected().to_owned(),
             hugepages,

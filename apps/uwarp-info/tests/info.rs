@@ -21,6 +21,14 @@ fn tables_and_json() {
 }
 
 #[test]
+fn the_version_is_the_librarys() {
+    let output = info(&["--version"]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("uwarp-info {}\n", uwarp::VERSION));
+    // A commit may follow.
+    assert!(uwarp::VERSION.starts_with(env!("CARGO_PKG_VERSION")), "{}", uwarp::VERSION);
+}
+
+#[test]
 fn the_printed_defaults_are_a_configuration() {
     let output = info(&["--defaults"]);
     let text = String::from_utf8(output.stdout).unwrap();

@@ -9,7 +9,7 @@ pub use uwarp_engine::stats::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct StatsSnapshot {
-    /// Version of this crate.
+    /// Version and commit of this crate.
     pub version: String,
     /// Process.
     pub pid: u32,

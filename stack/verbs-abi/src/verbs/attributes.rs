@@ -59,7 +59,7 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
         phys_port_cnt: 1,
         ..ibv_device_attr::default()
     };
-    for (to, from) in attributes.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+    for (to, from) in attributes.fw_ver.iter_mut().zip(uwarp::VERSION.bytes()) {
         *to = from as c_char;
     }
     Ok(attributes)

@@ -336,7 +336,7 @@ impl Core {
         }
         let limits = &self.config.limits;
         StatsSnapshot {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::VERSION.to_owned(),
             pid: std::process::id(),
             context: self.id,
             uptime_ns: self.opened.elapsed().as_nanos() as u64,
