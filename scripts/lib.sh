@@ -126,6 +126,8 @@ missing_packages() {
 # cargo only recommends the certificates without which it downloads nothing.
 build_packages="ca-certificates build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev"
 run_packages="iproute2"
+# What scripts/package takes beside the compilers.
+package_packages="binutils xz-utils python3"
 # The programs that scripts/demo runs on uwarp's libraries, and their like over the kernel's TCP.
 stock_packages="rdmacm-utils perftest qperf"
 # The programs that suite verbs runs.

@@ -4,6 +4,7 @@
 //! - [`cacheline`]: CPUs: pinning, and the distance between two of them.
 //! - [`channel`]: connections for short messages.
 //! - [`confine`]: confines a process to the files that it needs.
+//! - `documents`: manual pages and completions of the tools, for packages.
 //! - [`measure`]: how much to measure, the warm-up, and the samples.
 //! - [`network`]: the flags that every tool has, and how they are merged with a configuration file.
 //! - [`units`]: sizes, times and choices as people write them on a command line.
@@ -18,6 +19,7 @@ pub mod allow;
 pub mod cacheline;
 pub mod channel;
 pub mod confine;
+mod documents;
 pub mod measure;
 pub mod network;
 pub mod outcome;

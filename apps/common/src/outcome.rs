@@ -1,6 +1,7 @@
 //! How a tool ends: exit status 0 on success, 2 if the command line or the configuration is invalid (with one sentence
 //! that says what), 1 if something else failed.
 
+use crate::documents;
 use crate::output::{complain, printable_lines};
 use clap::Parser;
 use clap::builder::Resettable;
@@ -58,6 +59,15 @@ pub fn run<Arguments: Parser>(body: impl FnOnce(Arguments) -> anyhow::Result<()>
     if let Err(error) = crate::side::end_with_pair() {
         complain(format_args!("{name}: cannot ask for this process to end with its pair: {error}"));
         return ExitCode::FAILURE;
+    }
+    if let Some(share) = documents::wanted() {
+        return match documents::write(&command, &share) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                complain(format_args!("{name}: its documents cannot be written to {}: {error}", share.display()));
+                ExitCode::FAILURE
+            }
+        };
     }
     let matches = without_empty_variables(command).try_get_matches();
     let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
