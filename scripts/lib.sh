@@ -128,6 +128,8 @@ build_packages="ca-certificates build-essential pkg-config libdpdk-dev libclang-
 run_packages="iproute2"
 # What scripts/package takes beside the compilers.
 package_packages="binutils xz-utils python3"
+# And what its test takes to install and run what it made.
+package_test_packages="python3-venv ibverbs-utils rdmacm-utils"
 # The programs that scripts/demo runs on uwarp's libraries, and their like over the kernel's TCP.
 stock_packages="rdmacm-utils perftest qperf"
 # The programs that suite verbs runs.
