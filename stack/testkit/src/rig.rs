@@ -285,6 +285,7 @@ impl<P: Port> Host<P> {
             receive_completions: queue,
             signal_all: false,
             complete_on_ack: options.complete_on_ack,
+            outlives_peer: false,
             established: Arc::default(),
             events: EventSink::new(events, None),
             watch: Watch::default(),

@@ -97,6 +97,12 @@ pub enum Command {
         /// Which queue pair.
         queue_pair: u32,
     },
+    /// Ends the attempt of a queue pair to connect, and connects it no more. It stays as one whose peer has gone (see
+    /// [`QueuePairSetup::outlives_peer`]). Nothing happens to one that is connected, or in the error state.
+    GiveUpPeer {
+        /// Which queue pair.
+        queue_pair: u32,
+    },
     /// Changes what the peer of a queue pair may do.
     SetAccess {
         /// Which queue pair.
@@ -286,6 +292,13 @@ pub struct QueuePairSetup {
     /// Every Send and Write completes only when acknowledged by the peer's TCP. In return an acknowledgment of ours
     /// says that octets are placed: that of an FPDU that waits for a receive, or is refused, is withheld.
     pub complete_on_ack: bool,
+    /// When the peer closes, resets or falls silent, nothing is flushed or reported as long as no request is posted.
+    /// Receives stay where they are. The first request fails with [`Status::PeerGone`], and then the queue pair goes to
+    /// the error state. But one that has accepted and has not heard anything from the initiator is idle again: its
+    /// connection counts as an attempt that has failed, although it was reported as established.
+    ///
+    /// [`Status::PeerGone`]: crate::work::Status::PeerGone
+    pub outlives_peer: bool,
     /// Set when its stream is in full operation, before anything says so or completes.
     pub established: Arc<AtomicBool>,
     /// Where events of its connection go.

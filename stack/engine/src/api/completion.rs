@@ -62,6 +62,9 @@ pub enum Status {
     /// A Commit failed with a status ([`Completion::commit_status`]); or, for a receive, what the peer wrote before
     /// could not be made durable. The connection continues, and a received message is delivered.
     CommitFailed = 11,
+    /// The peer has gone, or was never reached. Only a queue pair that outlives its peer says so
+    /// ([`QueuePairSetup::outlives_peer`](crate::command::QueuePairSetup::outlives_peer)), of its first request then.
+    PeerGone = 12,
 }
 
 impl Status {

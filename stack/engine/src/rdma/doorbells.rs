@@ -1,8 +1,8 @@
 //! Doorbells that rang, and queue pairs in the error state, whose work is flushed.
 
 use super::SWEEP_INTERVAL;
+use crate::api::command::DisconnectReason;
 use crate::api::common::Common;
-use crate::api::counters::Counters;
 use crate::connection::Connections;
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
@@ -16,13 +16,13 @@ impl Rdma {
         self.queue_pairs.get(number as usize)?.as_ref()?.connection
     }
 
-    /// Puts the connections on the ready list whose doorbells rang, and flushes queue pairs in the error state. True:
-    /// there was one of these.
+    /// Puts the connections on the ready list whose doorbells rang, and flushes queue pairs in the error state, or whose
+    /// peer has gone. True: there was one of these.
     #[inline(never)]
     pub(crate) fn run_doorbells<B: Buffer>(
         &mut self,
         connections: &mut Connections<B>,
-        counters: &mut Counters,
+        common: &mut Common,
         rung: &mut Vec<u32>,
     ) -> bool {
         let mut has_flushed = false;
@@ -35,11 +35,17 @@ impl Rdma {
             let Some(queue_pair) = self.queue_pair(number) else { continue };
             match queue_pair.connection {
                 Some(index) => connections.schedule_index(index),
-                None if queue_pair.stage == Stage::Error => {
-                    has_flushed = true;
-                    self.flush(counters, number);
-                }
-                None => {}
+                None => match queue_pair.stage {
+                    Stage::Error => {
+                        has_flushed = true;
+                        self.flush(&mut common.counters, number);
+                    }
+                    Stage::Deserted => {
+                        has_flushed = true;
+                        self.desert(common, number, DisconnectReason::TimedOut);
+                    }
+                    Stage::Idle | Stage::Connected => {}
+                },
             }
         }
         has_flushed

@@ -88,6 +88,8 @@ impl Connection {
             return common.counters.cannot_be("the queue pair of a connection is gone");
         };
         queue_pair.connection = None;
+        // An initiator that leaves before its first message may come again.
+        let is_unheard = matches!(&phase, Phase::Running(running) if !running.stream.may_transmit());
         if !matches!(phase, Phase::Running(_)) {
             queue_pair.stage = Stage::Idle;
             if self.end == Some(DisconnectReason::Reset)
@@ -125,6 +127,20 @@ impl Connection {
             events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
         }
         queue_pair.retire(lanes, self.tcp.octets_acknowledged());
+        let by_peer = matches!(
+            reason,
+            DisconnectReason::PeerClosed
+                | DisconnectReason::PeerClosedEarly
+                | DisconnectReason::Reset
+                | DisconnectReason::TimedOut
+        );
+        if by_peer && queue_pair.outlives_peer() && queue_pair.stage == Stage::Connected {
+            if is_unheard {
+                queue_pair.stage = Stage::Idle;
+                return queue_pair.report(ConnectionEvent::Failed(ConnectFailure::Closed));
+            }
+            return rdma.desert(common, number, reason);
+        }
         queue_pair.flush(lanes, commits, events, &mut common.counters, None, None);
         // Who hears of the end may take it for all: what waits for completions is woken first.
         lanes.settle();

@@ -4,7 +4,7 @@ use uwarp_iwarp::Message;
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
 
-use crate::api::command::{AsyncEvent, DisconnectReason, EventSink, TerminateCode};
+use crate::api::command::{AsyncEvent, ConnectionEvent, DisconnectReason, EventSink, TerminateCode};
 use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::work::Status;
@@ -66,6 +66,24 @@ impl Rdma {
         let Rdma { queue_pairs, lanes, commits, events, .. } = self;
         if let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) {
             queue_pair.flush(lanes, commits, events, counters, None, None);
+        }
+    }
+
+    /// The peer of a queue pair that outlives it has gone, or is given up. Work that is posted fails, and the queue pair
+    /// with it; without such, it waits for some.
+    pub(crate) fn desert(&mut self, common: &mut Common, number: u32, reason: DisconnectReason) {
+        let Rdma { queue_pairs, lanes, commits, events, .. } = self;
+        let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) else { return };
+        queue_pair.stage = Stage::Deserted;
+        if queue_pair.send.outstanding() > 0 {
+            let first = Some((0, Status::PeerGone));
+            queue_pair.flush(lanes, commits, events, &mut common.counters, first, None);
+        }
+        // Who hears of the end may take it for all: what waits for completions is woken first.
+        lanes.settle();
+        if queue_pair.stage == Stage::Error {
+            queue_pair.report(ConnectionEvent::Disconnected(reason));
+            self.sweep_soon(number, common.now);
         }
     }
 

@@ -30,6 +30,8 @@ pub(crate) enum Stage {
     Idle,
     /// It has a connection.
     Connected,
+    /// The peer has gone, and the queue pair outlives it: the first request that is posted fails.
+    Deserted,
     /// All work is flushed, now and from now on.
     Error,
 }
@@ -82,6 +84,8 @@ impl Peer {
 struct Reports {
     events: EventSink<ConnectionEvent>,
     watch: Watch,
+    /// It hears nothing of the peer's end before it posts a request: [`QueuePairSetup::outlives_peer`].
+    outlives_peer: bool,
     /// The connection has been in full operation and has not ended.
     was_established: bool,
 }
@@ -90,6 +94,11 @@ impl QueuePair {
     /// From now on the peer may do what `access` allows, where regions allow it too.
     pub(crate) fn set_access(&mut self, access: Access) {
         self.peer = Peer::new(self.association, access);
+    }
+
+    /// Whether the peer's end leaves it as it is.
+    pub(crate) fn outlives_peer(&self) -> bool {
+        self.reports.outlives_peer
     }
 
     /// Whether other queue pairs use the protection domain.
@@ -170,7 +179,12 @@ impl QueuePair {
             send_completions: setup.send_completions,
             receive_completions: setup.receive_completions,
             established: setup.established,
-            reports: Reports { events: setup.events, watch: setup.watch, was_established: false },
+            reports: Reports {
+                events: setup.events,
+                watch: setup.watch,
+                outlives_peer: setup.outlives_peer,
+                was_established: false,
+            },
             held: VecDeque::new(),
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),
@@ -186,6 +200,7 @@ impl QueuePair {
         };
         let state = match (stream, self.stage) {
             (_, Stage::Error) => "error",
+            (_, Stage::Deserted) => "deserted",
             (Some(_), _) => "rts",
             (None, Stage::Connected) => "connecting",
             (None, Stage::Idle) => "idle",

@@ -106,6 +106,28 @@ impl<B: Buffer> Connections<B> {
         rdma.sweep_soon(number, common.now);
     }
 
+    /// Ends a queue pair's attempt to connect, and connects it no more. One that is connected meanwhile stays so.
+    pub(crate) fn give_up_peer<P: Port<Buffer = B>>(
+        &mut self,
+        link: &mut Link<P>,
+        rdma: &mut Rdma,
+        common: &mut Common,
+        number: u32,
+    ) {
+        let Some(queue_pair) = rdma.queue_pair(number) else { return };
+        if let Some(index) = queue_pair.connection
+            && let Some(mut connection) = self.take(&mut common.counters, index)
+        {
+            if let Phase::Initiating(_) = connection.phase {
+                connection.fail_startup(link, rdma, common, ConnectFailure::TimedOut);
+            }
+            self.put_back(connection);
+        }
+        if rdma.queue_pair(number).is_some_and(|queue_pair| queue_pair.stage == Stage::Idle) {
+            rdma.desert(common, number, DisconnectReason::TimedOut);
+        }
+    }
+
     /// Takes a queue pair away at once, and gives back its rings, with the flow of the connection that TCP is to close.
     pub(crate) fn abandon_queue_pair<P: Port<Buffer = B>>(
         &mut self,

@@ -60,6 +60,7 @@ impl<P: Port> Core<P> {
                 }
             }
             Command::Abort { queue_pair } => connections.abort_queue_pair(link, rdma, common, queue_pair),
+            Command::GiveUpPeer { queue_pair } => connections.give_up_peer(link, rdma, common, queue_pair),
             Command::SetAccess { queue_pair, access, done } => {
                 if let Some(queue_pair) = rdma.queue_pair(queue_pair) {
                     queue_pair.set_access(access);

@@ -16,7 +16,7 @@ impl<P: Port> Core<P> {
     #[inline(always)]
     pub(super) fn run_doorbells(&mut self) {
         let rung = &mut self.control.rung;
-        if !rung.is_empty() && self.rdma.run_doorbells(&mut self.connections, &mut self.common.counters, rung) {
+        if !rung.is_empty() && self.rdma.run_doorbells(&mut self.connections, &mut self.common, rung) {
             self.only_short_ways = false;
         }
     }

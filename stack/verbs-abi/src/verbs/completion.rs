@@ -96,6 +96,7 @@ fn status_of(status: Status) -> ibv_wc_status {
         Status::Flushed => IBV_WC_WR_FLUSH_ERR,
         Status::CompletionQueueOverflow | Status::Fatal => IBV_WC_FATAL_ERR,
         Status::CommitFailed => IBV_WC_GENERAL_ERR,
+        Status::PeerGone => IBV_WC_RETRY_EXC_ERR,
     }
 }
 

@@ -95,6 +95,13 @@ pub struct QueuePairChange {
     pub signal_all: Option<bool>,
     /// Complete Sends and Writes when they are acknowledged.
     pub complete_when_acknowledged: Option<bool>,
+    /// Let the queue pair outlive its peer, as on InfiniBand. When the peer closes, resets or falls silent, nothing is
+    /// flushed or reported as long as no request is posted. The first request fails with [`Status::PeerGone`] and ends
+    /// the queue pair. But one that has accepted and has not heard anything from the initiator is idle again, and the
+    /// attempt has failed, although the connection was reported as established.
+    ///
+    /// [`Status::PeerGone`]: crate::Status::PeerGone
+    pub outlives_peer: Option<bool>,
     /// What the peer may do: of `REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`, what regions have to allow besides.
     /// All of it at the beginning. This can be changed at any time, which waits for the engine: when
     /// [`QueuePairControl::modify`] returns, nothing that is refused now reaches memory any more. A peer that tries it
@@ -174,6 +181,7 @@ struct Made {
     max_inline: usize,
     signal_all: bool,
     complete_on_ack: bool,
+    outlives_peer: bool,
     access: Access,
 }
 
@@ -203,6 +211,7 @@ impl ProtectionDomain {
             max_inline: options.max_inline,
             signal_all: options.signal_all,
             complete_on_ack: options.complete_when_acknowledged,
+            outlives_peer: false,
             access: Access::ALL,
         };
         let send = SendHalf::new(number, send_ring, options, &gate, shared);
@@ -324,7 +333,8 @@ impl QueuePairControl {
     /// # Errors
     /// [`Error::State`] if an engine has the queue pair already. Nothing has changed then.
     pub fn modify(&mut self, change: QueuePairChange) -> Result<(), Error> {
-        if change.signal_all.is_some() || change.complete_when_acknowledged.is_some() {
+        let of_engine = [change.signal_all, change.complete_when_acknowledged, change.outlives_peer];
+        if of_engine.iter().any(Option::is_some) {
             if self.unbound.is_none() {
                 return Err(Error::State {
                     state: self.state().name(),
@@ -333,6 +343,7 @@ impl QueuePairControl {
             }
             self.made.signal_all = change.signal_all.unwrap_or(self.made.signal_all);
             self.made.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.made.complete_on_ack);
+            self.made.outlives_peer = change.outlives_peer.unwrap_or(self.made.outlives_peer);
         }
         if let Some(access) = change.access {
             self.set_access(access)?;
@@ -402,6 +413,7 @@ impl QueuePairControl {
             shared_receives: self.shared_receives.clone(),
             signal_all: self.made.signal_all,
             complete_on_ack: self.made.complete_on_ack,
+            outlives_peer: self.made.outlives_peer,
             access: self.made.access,
             established: Arc::clone(self.gate.established()),
             events: self.sink.clone(),

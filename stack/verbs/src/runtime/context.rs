@@ -194,6 +194,17 @@ impl Context {
         SocketAddr::from((self.shared.config.address.address, port))
     }
 
+    /// The place on a switch that the context has joined, from 0. No other of its programs has it at the same time.
+    /// `None` without a switch, and before the context is started.
+    pub fn switch_place(&self) -> Option<u8> {
+        self.shared.link().map(|link| link.place())
+    }
+
+    /// Whether the switch vouches that one of its programs has both TCP ports. `None` without a switch.
+    pub fn have_one_owner(&self, one: u16, other: u16) -> Option<bool> {
+        self.shared.link().map(|link| link.have_one_owner(one, other))
+    }
+
     /// Number of the context in this process, from 1.
     pub fn id(&self) -> u64 {
         self.shared.id

@@ -37,6 +37,47 @@ impl QueuePairControl {
         Ok(())
     }
 
+    /// Has the send queue take requests from now on, before there is a connection: they wait for it. An engine has the
+    /// queue pair then, and `features` are what its connection will have.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is not idle, and what starting the context's engines fails with.
+    pub fn take_requests_early(&mut self, features: Features) -> Result<(), Error> {
+        self.bind(None)?;
+        self.gate.set_features(features);
+        self.gate.established().store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Exchanges the receive queues of two queue pairs that no engine has, with where their completions go. So one can
+    /// be connected to itself: over a second one, which receives in its place. Completions name that one.
+    ///
+    /// # Errors
+    /// [`Error::State`] if an engine has either, [`Error::Argument`] if they are of different protection domains.
+    pub fn exchange_receives(&mut self, other: &mut QueuePairControl) -> Result<(), Error> {
+        if (self.shared.id, self.domain) != (other.shared.id, other.domain) {
+            return Err(Error::argument("the other queue pair", "of another protection domain", "use one of the same"));
+        }
+        let state = if self.unbound.is_none() { self.state() } else { other.state() };
+        let (Some(own), Some(others)) = (&mut self.unbound, &mut other.unbound) else {
+            return Err(Error::State { state: state.name(), expected: "reset the queue pair, or create a new one" });
+        };
+        std::mem::swap(&mut own.receive, &mut others.receive);
+        std::mem::swap(&mut self.made.receive_slots, &mut other.made.receive_slots);
+        std::mem::swap(&mut self.shared_receives, &mut other.shared_receives);
+        std::mem::swap(&mut self.completion_queues[1], &mut other.completion_queues[1]);
+        Ok(())
+    }
+
+    /// Connects no more, and ends the attempt that is under way. The queue pair stays as one whose peer has gone, and
+    /// what was posted early fails ([`QueuePairChange::outlives_peer`](crate::QueuePairChange#structfield.outlives_peer)).
+    /// Nothing happens to one that is connected.
+    pub fn give_up_peer(&mut self) {
+        if self.unbound.is_none() {
+            self.shared.engines[self.engine].command(Command::GiveUpPeer { queue_pair: self.number });
+        }
+    }
+
     /// Moves the queue pair to its end, whether it has a connection or not: what was posted is flushed, and so is what
     /// is posted from now on. A connection ends as by [`abort`](Self::abort). [`reset`](Self::reset) makes the queue
     /// pair like new. This does not wait, see [`wait_disconnected`](Self::wait_disconnected).

@@ -19,7 +19,7 @@ use uwarp_engine::ReservedPorts;
 use uwarp_engine::ports::SwitchedPort;
 use uwarp_engine::ports::cable::{CableNews, SwitchedOptions};
 use uwarp_ring::Notifier;
-use uwarp_ring::cable::{Owners, Plug, Side};
+use uwarp_ring::cable::{Owner, Owners, Plug, Side};
 
 /// How long the switch may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,6 +45,8 @@ pub(crate) struct Link {
     unused: Arc<Notifier>,
     state: AtomicU8,
     welcome: Welcome,
+    /// Who has which port.
+    owners: Owners,
     /// The addresses that the context has now.
     addresses: Mutex<Vec<InterfaceAddress>>,
     /// Other addresses that the switch offers, until the engines have been told.
@@ -237,10 +239,12 @@ pub(crate) fn join(
         })
     });
     let port = port.map_err(unmapped)?;
+    let owners = Owners::map(&owners).map_err(Error::system("the memory of the switch cannot be used"))?;
     ports.notify_unused(Arc::clone(&unused));
     let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
     let (addresses, new_addresses) = (Mutex::new(welcome.offer.addresses.clone()), Mutex::new(None));
-    let link = Link { path, socket, asking, ports, unused, state, welcome, addresses, new_addresses, news, told };
+    let link =
+        Link { path, socket, asking, ports, unused, state, welcome, owners, addresses, new_addresses, news, told };
     Ok(Some((Arc::new(link), port)))
 }
 
@@ -248,6 +252,16 @@ impl Link {
     /// The ports that are the context's own.
     pub(crate) fn block(&self) -> RangeInclusive<u16> {
         self.welcome.ports.0..=self.welcome.ports.1
+    }
+
+    /// The number of the context's place, from 0.
+    pub(crate) fn place(&self) -> u8 {
+        self.welcome.place
+    }
+
+    /// Whether one client, and no other, has both ports.
+    pub(crate) fn have_one_owner(&self, one: u16, other: u16) -> bool {
+        matches!((self.owners.get(one), self.owners.get(other)), (Owner::One(one), Owner::One(other)) if one == other)
     }
 
     /// The end of the switch, if that was it.
