@@ -14,6 +14,7 @@
 
 pub mod abi;
 mod cm;
+mod dispatch;
 mod errno;
 mod event_fd;
 #[cfg_attr(not(any(test, feature = "misuse")), allow(dead_code))]
@@ -25,13 +26,14 @@ mod locks;
 pub mod measure;
 #[cfg(any(test, feature = "misuse"))]
 pub mod misuse;
+mod polls;
 mod process;
+mod rc;
 #[cfg(test)]
 mod restarting;
 #[cfg(test)]
 mod sections;
 mod suspended;
-mod taken;
 #[cfg(test)]
 mod testing;
 mod unsupported;

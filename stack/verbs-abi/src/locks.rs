@@ -32,8 +32,16 @@ pub(crate) enum Rank {
     QueuePairs,
     /// The same for shared receive queues.
     SharedQueues,
+    /// A queue pair's way to the peer that its program has named.
+    Link,
+    /// Peers' requests that came before their queue pairs were ready.
+    Early,
+    /// The queue pairs that a thread helps to their peers.
+    Unjoined,
     /// The connection and the state of a queue pair.
     Control,
+    /// The links of queue pairs.
+    Links,
     /// What a queue pair was told.
     Attributes,
     /// A receive queue, a shared one too.

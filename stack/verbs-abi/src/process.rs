@@ -2,27 +2,53 @@
 
 use crate::errno::{ENODEV, Errno};
 use crate::lifetime;
+use crate::polls::Polls;
 use crate::suspended;
-use crate::taken::TakenCounters;
+
 use std::ffi::OsString;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context, FaultOptions};
+
+/// What the device looks like. The wire is iWARP's in either shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// An RNIC, whose connections rdma_cm makes.
+    #[default]
+    Iwarp,
+    /// A channel adapter of RoCE v2, whose queue pairs programs connect themselves, too.
+    Roce,
+}
+
+/// Environment variable that says what the device looks like.
+const SHAPE_VARIABLE: &str = "UWARP_DEVICE";
+
+impl Shape {
+    fn read() -> Result<Shape, String> {
+        match variable(SHAPE_VARIABLE) {
+            None => Ok(Shape::Iwarp),
+            Some(name) if name == "iwarp" => Ok(Shape::Iwarp),
+            Some(name) if name == "roce" => Ok(Shape::Roce),
+            Some(name) => Err(format!("{SHAPE_VARIABLE} is {name:?}: choose \"iwarp\" or \"roce\"")),
+        }
+    }
+}
 
 /// The context that all objects of this process are made from.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) context: Context,
+    pub(crate) shape: Shape,
     /// Of its queue pairs.
-    pub(crate) taken: TakenCounters,
+    pub(crate) polls: Polls,
 }
 
 impl Process {
-    fn new(context: Context) -> Process {
-        let taken = TakenCounters::new(context.config().limits.queue_pairs);
-        Process { context, taken }
+    fn new(context: Context, shape: Shape) -> Process {
+        let polls = Polls::new(context.config().limits.queue_pairs);
+        Process { context, shape, polls }
     }
 }
 
@@ -38,8 +64,9 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
     PROCESS
         .get_or_init(|| {
             log();
-            match configure().and_then(|config| Context::prepare(config).map_err(|error| error.to_string())) {
-                Ok(context) => Some(Process::new(context)),
+            let prepare = |config| Context::prepare(config).map_err(|error| error.to_string());
+            match Shape::read().and_then(|shape| Ok(Process::new(configure().and_then(prepare)?, shape))) {
+                Ok(process) => Some(process),
                 Err(reason) => {
                     eprintln!("uwarp: no device: {reason}");
                     None
@@ -50,9 +77,20 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
         .ok_or(ENODEV)
 }
 
+/// Whether the device looks like one of RoCE.
+pub(crate) fn is_roce() -> bool {
+    process().is_ok_and(|process| process.shape == Shape::Roce)
+}
+
 /// Gives the process a context of the caller's choice. False if it has one.
 pub(crate) fn adopt(context: Context) -> bool {
-    PROCESS.set(Some(Process::new(context))).is_ok()
+    PROCESS.set(Some(Process::new(context, Shape::Iwarp))).is_ok()
+}
+
+/// A key by which events of uwarp name what they are about; nothing else has had it.
+pub(crate) fn next_key() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// The context with its device open and its engine running.

@@ -212,6 +212,11 @@ impl Host {
         self.switch = start_switch(&self.namespace, self.user, &self.socket, &self.arguments);
     }
 
+    /// The socket of its switch.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Where programs may leave files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -271,15 +276,18 @@ impl Host {
     /// Starts a server and waits until it listens on a TCP port of the kernel's.
     #[track_caller]
     pub fn serve_on_kernels(&self, words: &[&str], port: u16) -> Running {
-        self.serve_until(words, |server| {
-            let of =
-                |name: &str| std::fs::read_to_string(format!("/proc/{}/net/{name}", server.id())).unwrap_or_default();
-            // Local address, peer, and the state LISTEN, in hexadecimal.
-            let port = format!(":{port:04X} ");
-            [of("tcp"), of("tcp6")].iter().flat_map(|table| table.lines()).any(|line| {
-                line.split_once(&port).is_some_and(|(_, rest)| rest.split_whitespace().nth(1) == Some("0A"))
-            })
-        })
+        self.serve_until(words, |server| Self::listens_on_kernels(server, port))
+    }
+
+    /// Whether somebody listens on a TCP port of the kernel's, where a program runs.
+    pub fn listens_on_kernels(server: &Running, port: u16) -> bool {
+        let of = |name: &str| std::fs::read_to_string(format!("/proc/{}/net/{name}", server.id())).unwrap_or_default();
+        // Local address, peer, and the state LISTEN, in hexadecimal.
+        let port = format!(":{port:04X} ");
+        [of("tcp"), of("tcp6")]
+            .iter()
+            .flat_map(|table| table.lines())
+            .any(|line| line.split_once(&port).is_some_and(|(_, rest)| rest.split_whitespace().nth(1) == Some("0A")))
     }
 
     /// Starts a program in a container: it shares nothing with the host but the files, the switch's socket among them.
@@ -326,6 +334,11 @@ impl Host {
             assert!(start.elapsed() < LIMIT, "somebody listens on {:?}", self.listening());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Whether one of the switch's programs listens on a port.
+    pub fn listens(&self, port: u16) -> bool {
+        self.listening().contains(&port)
     }
 
     /// The ports that the switch's programs listen on.

@@ -57,6 +57,28 @@ fn said(octets: &[u8]) -> String {
 }
 
 #[test]
+fn the_shape_of_the_device_is_that_of_the_option_or_of_the_environment() {
+    let folder = TempDir::new().unwrap();
+    libraries(folder.path());
+    let shape = |of_environment: &str, options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-run"));
+        command.env("UWARP_CONFIG", "/a/file").env("UWARP_DEVICE", of_environment).env_remove("LD_PRELOAD");
+        command.arg("--library-dir").arg(folder.path()).args(options).args(["sh", "-c", "echo $UWARP_DEVICE"]);
+        let output = command.output().unwrap();
+        (output.status.success(), said(&output.stdout))
+    };
+    for (of_environment, options, expected) in [
+        ("", &[][..], "\n"),
+        ("roce", &[], "roce\n"),
+        ("iwarp", &["--roce"], "roce\n"),
+        ("roce", &["--iwarp"], "iwarp\n"),
+    ] {
+        assert_eq!(shape(of_environment, options), (true, expected.to_owned()), "{options:?}");
+    }
+    assert!(!shape("", &["--roce", "--iwarp"]).0, "a process has one shape");
+}
+
+#[test]
 fn a_program_with_a_path_of_its_own_gets_uwarps_library() {
     let folder = tempfile::tempdir().unwrap();
     let ours = folder.path().join("ours");

@@ -2,8 +2,9 @@
 
 use crate::abi::*;
 use crate::cm::identifier::{Attempt, Identifier, Stage, State, complete, has_event};
-use crate::cm::outcome::{self, MOST_REFUSALS, begin, reads_of, start};
-use crate::cm::{dispatch, endpoint, resolve};
+use crate::cm::outcome::{self, MOST_REFUSALS, reads_of, start};
+use crate::cm::{endpoint, resolve};
+use crate::dispatch;
 use crate::errno::{EINVAL, Errno, minus_one};
 use crate::handle::Handle;
 use crate::process;
@@ -12,21 +13,12 @@ use crate::verbs::pair::{self, QueuePair};
 use libc::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
-use uwarp::{AcceptOptions, ConnectOptions, Features, QueuePairState, ReadyToReceiveKinds};
+use uwarp::{AcceptOptions, ConnectOptions, QueuePairState, ReadyToReceiveKinds};
 
-/// How long a connection may take to come about, apart from what the acceptor's program does before it answers.
-const START_LIMIT: Duration = Duration::from_secs(15);
-/// How long that program may take. TCP notices before if its host or process is gone.
-const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 /// How long an acceptance waits for the engine, which takes some microseconds if it has a CPU.
 const ENGINE_LIMIT: Duration = Duration::from_secs(1);
 /// Requests that wait where the program does not say how many may.
 const BACKLOG: usize = 128;
-
-/// Everything that programs of the verbs may use: nothing of it shows on the wire before it is used.
-fn features() -> Features {
-    Features { immediate: true, atomics: true, ..Features::default() }
-}
 
 /// What a program says about a connection; nothing counts as nothing to say.
 struct Wishes {
@@ -125,9 +117,9 @@ unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_con
             private_data: wishes.private_data,
             ird: wishes.ird,
             ord: wishes.ord,
-            timeout: START_LIMIT,
-            answer_timeout: Some(ANSWER_LIMIT),
-            features: features(),
+            timeout: pair::START_LIMIT,
+            answer_timeout: Some(pair::ANSWER_LIMIT),
+            features: pair::features(),
             local_port: (local.port() != 0).then_some(local.port()),
             local_address: Some(local.ip()),
             ..ConnectOptions::default()
@@ -164,11 +156,11 @@ unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn
             private_data: wishes.private_data,
             ird: wishes.ird,
             ord: wishes.ord,
-            timeout: START_LIMIT,
-            features: features(),
+            timeout: pair::START_LIMIT,
+            features: pair::features(),
             ..AcceptOptions::default()
         };
-        begin(pair, dispatch::channel()?, handle.key, |control| request.start_accept(control, options))?;
+        pair::begin(pair, dispatch::channel()?, handle.key, |control| request.start_accept(control, options))?;
         pair::join(pair);
         set_timeout(pair, &state);
         state.queue_pair = Some(pair.id);

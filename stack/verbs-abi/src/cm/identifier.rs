@@ -3,7 +3,7 @@
 use crate::abi::*;
 use crate::cm::address::End;
 use crate::cm::channel::{self, Channel, Report};
-use crate::cm::port::{self, Binding};
+use crate::cm::port::Binding;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
@@ -125,7 +125,7 @@ pub(crate) fn create(
     let channel = if waits { Channel::create()? } else { channel };
     // SAFETY: the caller's pointer, or one that was just made.
     unsafe { Handle::<Channel>::get(channel)? };
-    let key = port::next_key();
+    let key = process::next_key();
     let public = rdma_cm_id { channel, context: user, ps: space, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
     let inner =
         Identifier { state: Lock::new(Rank::Identifier, State { waits, ..state }), events: Arc::default(), key };

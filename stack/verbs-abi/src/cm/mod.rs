@@ -14,8 +14,7 @@ pub(crate) mod identifier;
 mod resolve;
 mod work_queues;
 
-// Connections: outcomes, the threads that bring them, and the calls that begin and end them.
+// Connections: outcomes, and the calls that begin and end them.
 mod connect;
-mod dispatch;
-mod endings;
-mod outcome;
+pub(crate) mod endings;
+pub(crate) mod outcome;

@@ -15,7 +15,7 @@ use libc::c_int;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use uwarp::{ConnectRequest, Connecting, EventChannel, QueuePairControl, QueuePairState};
+use uwarp::{ConnectRequest, QueuePairState};
 
 /// How often a connection is refused before the program is told, and the pause between two attempts. Servers such as
 /// perftest's listen anew for each connection, and count on clients that take longer to resolve an address than they do
@@ -27,30 +27,7 @@ const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) fn start(pair: &Handle<QueuePair>, key: u64, attempt: &Attempt) -> Result<(), Errno> {
     let context = process::started()?;
     let Attempt { channel, peer, options, .. } = attempt;
-    begin(pair, channel, key, |control| context.start_connect(control, *peer, options.clone()))
-}
-
-/// Begins what ends in an event of the identifier with this key. A queue pair that is in use keeps its identifier.
-pub(crate) fn begin(
-    pair: &Handle<QueuePair>,
-    channel: &EventChannel,
-    key: u64,
-    start: impl FnOnce(&mut QueuePairControl) -> Result<Connecting, uwarp::Error>,
-) -> Result<(), Errno> {
-    let mut control = pair.control();
-    if control.state() != QueuePairState::Idle {
-        return Err(EINVAL);
-    }
-    // Before the start: the outcome may come at once.
-    control.attach(channel, key);
-    match start(&mut control) {
-        Ok(started) => drop(started),
-        Err(error) => {
-            control.detach();
-            return Err(error.into());
-        }
-    }
-    Ok(())
+    pair::begin(pair, channel, key, |control| context.start_connect(control, *peer, options.clone()))
 }
 
 /// Keys of the identifiers that were refused, and when each connects again. One thread answers them in order, and runs

@@ -2,7 +2,6 @@
 
 use crate::errno::Errno;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use uwarp::{Context, EventChannel, ListenOptions, Listener, PortReservation};
 
 /// A port that an identifier is bound to.
@@ -11,12 +10,6 @@ pub(crate) struct Binding {
     /// Where it listens; none: at every address that nobody else of the process listens at.
     address: Option<IpAddr>,
     listener: Option<Listener>,
-}
-
-/// A key by which events of uwarp name an identifier; nothing else has had it.
-pub(crate) fn next_key() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Binds a port, or a free one, to an own address or to all of a version of IP. All of IPv6 are those of IPv4 too, as

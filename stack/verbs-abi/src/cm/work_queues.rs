@@ -4,6 +4,7 @@ use crate::abi::*;
 use crate::cm::identifier::Identifier;
 use crate::errno::{EINVAL, minus_one};
 use crate::handle::Handle;
+use crate::process;
 use libc::c_int;
 
 #[unsafe(no_mangle)]
@@ -15,6 +16,10 @@ unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attributes: *mut ibv
             let (attributes, mask) = (attributes.as_mut().ok_or(EINVAL)?, mask.as_mut().ok_or(EINVAL)?);
             let wanted = attributes.qp_state;
             *mask = match wanted {
+                // Which others than iWARP's ask for.
+                IBV_QPS_INIT if process::is_roce() => {
+                    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS
+                }
                 IBV_QPS_INIT | IBV_QPS_RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
                 IBV_QPS_RTS => IBV_QP_STATE,
                 _ => return Err(EINVAL),

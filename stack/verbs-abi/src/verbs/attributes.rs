@@ -2,11 +2,20 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one, number};
-use crate::process;
-use crate::verbs::context::{MOST_READS, get};
-use crate::verbs::device;
+use crate::process::{self, Shape};
+use crate::verbs::context::{MOST_READS, get, most_queue_pairs};
+use crate::verbs::device::{self, LID};
+use crate::verbs::interface;
 use libc::{c_char, c_int, size_t};
 use std::mem::offset_of;
+use std::net::IpAddr;
+
+/// How many address handles a device has. Each is a few octets.
+const MOST_HANDLES: c_int = 1 << 16;
+
+/// What `ibv_query_gid_type` says, which no public header names.
+const IBV_GID_TYPE_SYSFS_IB_ROCE_V1: u32 = 0;
+const IBV_GID_TYPE_SYSFS_ROCE_V2: u32 = 1;
 
 /// The verbs' number of an MTU: the largest message of one packet that they have a number for.
 fn mtu_number(mtu: u16) -> ibv_mtu {
@@ -19,7 +28,8 @@ fn mtu_number(mtu: u16) -> ibv_mtu {
 }
 
 fn attributes() -> Result<ibv_device_attr, Errno> {
-    let context = &process::process()?.context;
+    let process = process::process()?;
+    let context = &process.context;
     let limits = &context.config().limits;
     let int = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
     // They share a table, and each kind is to have what it is promised whatever there is of the other.
@@ -34,7 +44,7 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
         vendor_id: 0x75_77_61,
         vendor_part_id: 1,
         hw_ver: 1,
-        max_qp: int(limits.queue_pairs),
+        max_qp: int(most_queue_pairs(process)),
         max_qp_wr: int(limits.queue_depth),
         device_cap_flags: IBV_DEVICE_MEM_WINDOW
             | IBV_DEVICE_MEM_MGT_EXTENSIONS
@@ -56,6 +66,7 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
         max_srq_wr: int(limits.queue_depth),
         max_srq_sge: int(uwarp::MAX_SHARED_SGE),
         max_pkeys: 1,
+        max_ah: if process.shape == Shape::Roce { MOST_HANDLES } else { 0 },
         phys_port_cnt: 1,
         ..ibv_device_attr::default()
     };
@@ -108,12 +119,13 @@ fn port_attributes(port: u8) -> Result<ibv_port_attr, Errno> {
     if port != 1 {
         return Err(EINVAL);
     }
-    let context = &process::process()?.context;
+    let process = process::process()?;
     Ok(ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,
-        active_mtu: mtu_number(context.config().mtu),
-        gid_tbl_len: device::gids(context).count() as c_int,
+        active_mtu: mtu_number(process.context.config().mtu),
+        lid: if process.shape == Shape::Roce { LID } else { 0 },
+        gid_tbl_len: device::gids(process).count() as c_int,
         port_cap_flags: IBV_PORT_CM_SUP,
         max_msg_sz: 1 << 31,
         pkey_tbl_len: 1,
@@ -162,9 +174,9 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, _: *m
     number(|| unsafe { get(context).and(Err(EOPNOTSUPP)) })
 }
 
-/// A GID of the port.
-fn gid(index: u32) -> Result<ibv_gid, Errno> {
-    device::gids(&process::process()?.context).nth(index as usize).ok_or(EINVAL)
+/// A GID of the port, with the address that it is of.
+fn gid(index: u32) -> Result<(ibv_gid, Option<IpAddr>), Errno> {
+    device::gids(process::process()?).nth(index as usize).ok_or(EINVAL)
 }
 
 /// The largest entry of a table of GIDs that a program may ask for, in octets: many times today's.
@@ -174,8 +186,15 @@ const LARGEST_ENTRY: size_t = 256;
 ///
 /// # Safety
 /// `out` has room for it.
-unsafe fn write_entry(out: *mut ibv_gid_entry, size: size_t, gid: ibv_gid, index: u32) {
-    let entry = ibv_gid_entry { gid, gid_index: index, port_num: 1, gid_type: IBV_GID_TYPE_IB, ndev_ifindex: 0 };
+unsafe fn write_entry(out: *mut ibv_gid_entry, size: size_t, (gid, address): (ibv_gid, Option<IpAddr>), index: u32) {
+    let is_roce = process::is_roce();
+    let entry = ibv_gid_entry {
+        gid,
+        gid_index: index,
+        port_num: 1,
+        gid_type: if is_roce { IBV_GID_TYPE_ROCE_V2 } else { IBV_GID_TYPE_IB },
+        ndev_ifindex: address.filter(|_| is_roce).map_or(0, interface::index_of),
+    };
     let octets = size.min(size_of::<ibv_gid_entry>());
     // SAFETY: as the caller promises.
     unsafe { out.cast::<u8>().copy_from_nonoverlapping((&raw const entry).cast(), octets) };
@@ -216,7 +235,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: the caller's pointers: `most` entries of `size` octets.
         unsafe {
             get(context)?;
-            let gids = device::gids(&process::process()?.context);
+            let gids = device::gids(process::process()?);
             if flags != 0 || out.is_null() || size > LARGEST_ENTRY {
                 return Err(EINVAL);
             }
@@ -260,13 +279,15 @@ unsafe fn entry<T>(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, out: *mut ibv_gid) -> c_int {
     // SAFETY: the caller's pointers.
-    unsafe { entry(context, port, out, || gid(index as u32)) }
+    unsafe { entry(context, port, out, || gid(index as u32).map(|(gid, _)| gid)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
+    // As sysfs has it: of InfiniBand and RoCE v1 in one, or RoCE v2.
+    let kind = if process::is_roce() { IBV_GID_TYPE_SYSFS_ROCE_V2 } else { IBV_GID_TYPE_SYSFS_IB_ROCE_V1 };
     // SAFETY: the caller's pointers.
-    unsafe { entry(context, port, out, || gid(index).map(|_| IBV_GID_TYPE_IB)) }
+    unsafe { entry(context, port, out, || gid(index).map(|_| kind)) }
 }
 
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! What `ibv_wr_start` begins: requests that are put together and posted as one list.
 
 use crate::abi::ibv_send_wr;
-use crate::errno::{EINVAL, ENOMEM, Errno};
+use crate::errno::{EINVAL, Errno};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Entries, Inline};
@@ -68,7 +68,7 @@ impl Builder {
             return Err(errno);
         }
         if !queue.has_places(self.count) {
-            return Err(ENOMEM);
+            return Err(queue.refusal());
         }
         let requests = &self.requests[..self.count];
         queue.post_whole(|batch| {

@@ -15,10 +15,10 @@ use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Errno, minus_one, nothing, number,
 use crate::event_fd::Unacknowledged;
 use crate::handle::{Handle, object};
 use crate::locks::{Owned, OwnedGuard, Rank};
-use crate::process::{self, Process};
-use crate::taken::TakenCounters;
+use crate::polls::Polls;
+use crate::process;
 use crate::verbs::channel::{Channel, QueueBell};
-use crate::verbs::context::{self, next_handle, public_number};
+use crate::verbs::context::{self, next_handle};
 use libc::{c_int, c_uint, c_void};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ object!(CompletionQueue: ibv_cq_ex, b"cq");
 /// The queue, and room for what is taken from it.
 pub(crate) struct Polled {
     queue: uwarp::CompletionQueue,
-    taken: &'static TakenCounters,
+    polls: &'static Polls,
     batch: [Completion; BATCH],
     /// The completion that `ibv_start_poll` or `ibv_next_poll` has come to.
     current: ibv_wc,
@@ -100,13 +100,13 @@ fn status_of(status: Status) -> ibv_wc_status {
     }
 }
 
-/// A completion as the verbs have it.
+/// A completion as the verbs have it, of a queue pair that the program knows by this number.
 #[inline]
-fn work_completion(completion: &Completion) -> ibv_wc {
+fn work_completion(completion: &Completion, qp_num: u32) -> ibv_wc {
     let mut wc = ibv_wc {
         wr_id: completion.id,
         status: status_of(completion.status),
-        qp_num: public_number(completion.queue_pair),
+        qp_num,
         byte_len: completion.length,
         ..ibv_wc::default()
     };
@@ -149,14 +149,13 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut 
                 return Err(EINVAL);
             }
             let mut inner = queue.lock();
-            let Polled { queue, taken, batch, .. } = &mut *inner;
+            let Polled { queue, polls, batch, .. } = &mut *inner;
             let mut done = 0;
             while done < most {
                 let wanted = BATCH.min(most - done);
                 let count = queue.poll(&mut batch[..wanted]);
                 for completion in &batch[..count] {
-                    taken.count(completion);
-                    out.add(done).write(work_completion(completion));
+                    out.add(done).write(work_completion(completion, polls.count(completion)));
                     done += 1;
                 }
                 if count < wanted {
@@ -198,9 +197,9 @@ fn create(
         if depth == 0 || vector != 0 {
             return Err(EINVAL);
         }
-        let Process { context: device, taken } = process::process()?;
+        let process = process::process()?;
         let bell = Arc::new(channel_handle.map_or_else(QueueBell::default, |channel| channel.bell()));
-        let queue = device.create_completion_queue_with(depth, Arc::clone(&bell) as Arc<dyn Bell>)?;
+        let queue = process.context.create_completion_queue_with(depth, Arc::clone(&bell) as Arc<dyn Bell>)?;
         let public = ibv_cq_ex {
             context,
             channel,
@@ -223,7 +222,8 @@ fn create(
             ..ibv_cq_ex::default()
         };
         let target = CompletionTarget::clone(&queue);
-        let polled = Polled { queue, taken, batch: [Completion::default(); BATCH], current: ibv_wc::default() };
+        let batch = [Completion::default(); BATCH];
+        let polled = Polled { queue, polls: &process.polls, batch, current: ibv_wc::default() };
         let handle = Handle::create(
             public,
             CompletionQueue {
@@ -342,8 +342,7 @@ impl Polled {
         if self.queue.poll(&mut one) == 0 {
             return false;
         }
-        self.taken.count(&one[0]);
-        self.current = work_completion(&one[0]);
+        self.current = work_completion(&one[0], self.polls.count(&one[0]));
         // SAFETY: our own structure.
         unsafe { ((*public).wr_id, (*public).status) = (self.current.wr_id, self.current.status) };
         true

@@ -3,6 +3,7 @@
 use crate::abi::{ibv_context, verbs_context};
 use crate::errno::{EBUSY, EINVAL, Errno};
 use crate::locks::{Lock, Locked, Rank};
+use crate::process::{Process, Shape};
 use crate::verbs::events::{Event, EventQueue};
 use libc::c_int;
 use std::mem::offset_of;
@@ -57,11 +58,13 @@ pub(crate) fn push_to_all(event: Event) {
 /// The most Reads and atomics at once that rdma_cm's octet and the engines take.
 pub(crate) const MOST_READS: c_int = 128;
 
-/// The number of a queue pair as programs see it, of uwarp's, which begin at 0: 0 is what a program leaves in
-/// `rdma_conn_param` that names none.
-#[inline]
-pub(crate) fn public_number(number: u32) -> u32 {
-    number + 1
+/// Bits of a queue pair's number that one program's queue pairs differ by, where the device is one of RoCE.
+pub(crate) const NUMBER_BITS: u32 = 15;
+
+/// How many queue pairs a program may have.
+pub(crate) fn most_queue_pairs(process: &Process) -> usize {
+    let most = process.context.config().limits.queue_pairs;
+    if process.shape == Shape::Roce { most.min(1 << NUMBER_BITS) } else { most }
 }
 
 /// A number for the structures that have one and do not use it.
@@ -96,21 +99,24 @@ impl OpenDevice {
     }
 }
 
-/// Closes a device that the program has no object of any more. That of rdma_cm stays: programs close it when they end,
-/// and identifiers may still come.
+/// Closes a device. What the program has made from it and left stays until the process ends, as perftest does with a
+/// completion queue. The device of rdma_cm stays, and is closed only without such: programs close it when they end, and
+/// identifiers may still come.
 ///
 /// # Safety
 /// No other call uses the device any more.
 pub(crate) unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let open = unsafe { get(context)? };
-    if open.objects.load(Ordering::Acquire) > 0 {
-        return Err(EBUSY);
-    }
+    let has_objects = open.objects.load(Ordering::Acquire) > 0;
     if open.stays.load(Ordering::Acquire) {
-        return Ok(());
+        return if has_objects { Err(EBUSY) } else { Ok(()) };
     }
     open_devices().retain(|address| *address != context.addr());
+    if has_objects {
+        // Their memory is the device's, as far as anybody may look at it.
+        return Ok(());
+    }
     let outer = (&raw const *open).cast_mut();
     // SAFETY: initialised by `open`, and not in the list any more.
     unsafe { outer.drop_in_place() };

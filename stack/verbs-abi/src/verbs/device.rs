@@ -1,11 +1,11 @@
 //! The list of devices, which has one or none.
 
-use crate::abi::{IBV_NODE_RNIC, IBV_TRANSPORT_IWARP, ibv_device, ibv_gid};
+use crate::abi::{IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_device, ibv_gid};
 use crate::errno::{EINVAL, Errno, minus_one, nothing, pointer};
-use crate::process;
+use crate::process::{self, Process, Shape};
 use libc::{c_char, c_int};
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::OnceLock;
 use uwarp::Context;
 
@@ -30,8 +30,9 @@ fn copy_name(to: &mut [c_char], name: &str) {
 /// The one device.
 pub(crate) fn device() -> *mut ibv_device {
     let address = *DEVICE.get_or_init(|| {
-        let mut public =
-            ibv_device { node_type: IBV_NODE_RNIC, transport_type: IBV_TRANSPORT_IWARP, ..ibv_device::default() };
+        let (node_type, transport_type) =
+            if process::is_roce() { (IBV_NODE_CA, IBV_TRANSPORT_IB) } else { (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP) };
+        let mut public = ibv_device { node_type, transport_type, ..ibv_device::default() };
         copy_name(&mut public.name, "uwarp0");
         copy_name(&mut public.dev_name, "uverbs-uwarp0");
         copy_name(&mut public.dev_path, "/sys/class/infiniband_verbs/uverbs-uwarp0");
@@ -57,16 +58,38 @@ pub(crate) fn guid(address: IpAddr) -> u64 {
     (0x0275_77ff_fe00_0000 | (low & 0xff_ffff)) ^ (low >> 24 << 40)
 }
 
-/// The port's GIDs. The first one is, as that of other iWARP devices, the octets of the hardware's address; here of the
-/// number. Those of the own addresses follow, by which programs find the device that has an address.
-pub(crate) fn gids(context: &Context) -> impl Iterator<Item = ibv_gid> {
-    let mut first = [0; 16];
-    first[..8].copy_from_slice(&guid(context.config().address.address).to_be_bytes());
-    let own = context.addresses().into_iter().map(|own| match own.address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
+/// The port's number in a subnet of InfiniBand, where the device is one of RoCE. Programs that use no GIDs name this
+/// host by it.
+pub(crate) const LID: u16 = 1;
+
+/// The own addresses in the order of their GIDs: those of IPv4 first.
+pub(crate) fn addresses(context: &Context) -> Vec<IpAddr> {
+    let mut own: Vec<IpAddr> = context.addresses().into_iter().map(|own| own.address).collect();
+    own.sort_by_key(IpAddr::is_ipv6);
+    own
+}
+
+/// The address that a GID names.
+pub(crate) fn address_of(gid: &ibv_gid) -> IpAddr {
+    // SAFETY: any octets are an address.
+    Ipv6Addr::from(unsafe { gid.raw }).to_canonical()
+}
+
+/// The port's GIDs, with the address that each is of. Those of the own addresses are how programs find the device that
+/// has an address. In front of them, where the device is one of iWARP, are the octets of the hardware's address, as
+/// other such devices have them; here of the number.
+pub(crate) fn gids(process: &Process) -> impl Iterator<Item = (ibv_gid, Option<IpAddr>)> {
+    let mut number = [0; 16];
+    number[..8].copy_from_slice(&guid(process.context.config().address.address).to_be_bytes());
+    let first = (process.shape == Shape::Iwarp).then_some((ibv_gid { raw: number }, None));
+    let own = addresses(&process.context).into_iter().map(|own| {
+        let raw = match own {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        (ibv_gid { raw }, Some(own))
     });
-    std::iter::once(first).chain(own).map(|raw| ibv_gid { raw })
+    first.into_iter().chain(own)
 }
 
 /// A list for C of what there is one or none of. It ends in a null.

@@ -5,7 +5,12 @@ pub(crate) mod attributes;
 pub(crate) mod context;
 pub(crate) mod device;
 pub(crate) mod events;
+mod interface;
 pub(crate) mod names;
+
+// Peers by their addresses.
+mod address_handle;
+pub(crate) mod peer;
 
 // Memory and completions.
 pub(crate) mod channel;
@@ -16,6 +21,7 @@ pub(crate) mod region;
 
 // Work, and the objects that take it.
 pub(crate) mod builder;
+pub(crate) mod link;
 pub(crate) mod pair;
 mod send_queue;
 pub(crate) mod shared_receives;
@@ -24,7 +30,6 @@ pub(crate) mod work;
 
 // What a program does with all of these.
 pub(crate) mod get_events;
-mod modify;
 pub(crate) mod open;
 pub(crate) mod post;
 pub(crate) mod queue_pair;

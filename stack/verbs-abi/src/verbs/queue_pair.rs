@@ -8,10 +8,10 @@ use crate::locks::{Lock, Owned, Rank};
 use crate::process;
 use crate::verbs::builder::Builder;
 use crate::verbs::completion::CompletionQueue;
-use crate::verbs::context::{self, next_handle, public_number};
+use crate::verbs::context::{self, next_handle};
 use crate::verbs::domain::Domain;
-use crate::verbs::modify;
-use crate::verbs::pair::{PairId, QueuePair, Sender, by_number, purge};
+use crate::verbs::link::Link;
+use crate::verbs::pair::{self, PairId, QueuePair, Sender, purge};
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
@@ -22,6 +22,9 @@ use uwarp::QueuePairOptions;
 /// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic
 /// with its sink, a bind and a Write with immediate data may need.
 const LEAST_INLINE: usize = 96;
+
+/// What a peer may be allowed.
+pub(crate) const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// Operations of `ibv_wr_*` that there are.
 const BUILDER_OPERATIONS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
@@ -34,6 +37,17 @@ const BUILDER_OPERATIONS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+/// The attributes of a new queue pair.
+pub(crate) fn initial(cap: ibv_qp_cap) -> ibv_qp_attr {
+    ibv_qp_attr {
+        path_mtu: IBV_MTU_1024,
+        qp_access_flags: REMOTE | IBV_ACCESS_LOCAL_WRITE,
+        cap,
+        port_num: 1,
+        ..ibv_qp_attr::default()
+    }
+}
 
 /// Makes a queue pair of an open device.
 pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
@@ -95,8 +109,10 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         wanted.cap.max_inline_data = inline as u32;
         let uwarp::QueuePair { control, send, receive } = queue_pair;
         let number = control.number();
-        let taken = process::process()?.taken.of(number);
-        let queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, taken);
+        let polls = &process::process()?.polls;
+        let public_number = pair::new_public_number(number)?;
+        polls.name(number, public_number);
+        let queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, polls.taken(number));
         let id = PairId { number, handle: next_handle() };
         let base = ibv_qp {
             context,
@@ -106,7 +122,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             recv_cq: wanted.recv_cq,
             srq: wanted.srq,
             handle: id.handle,
-            qp_num: public_number(number),
+            qp_num: public_number,
             state: IBV_QPS_RESET,
             qp_type: IBV_QPT_RC,
             ..ibv_qp::default()
@@ -124,9 +140,10 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 receive: Owned::new(Rank::Receives, receive),
                 has_builder: with_builder,
                 asynchronous: Unacknowledged::default(),
-                attributes: Lock::new(Rank::Attributes, modify::initial(wanted.cap)),
+                attributes: Lock::new(Rank::Attributes, initial(wanted.cap)),
                 signal_all: wanted.sq_sig_all != 0,
                 identifiers: AtomicUsize::new(0),
+                link: Lock::new(Rank::Link, None),
             },
         );
         for users in [&domain.users, &send_cq.users, &receive_cq.users] {
@@ -136,7 +153,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             shared.users.fetch_add(1, Ordering::AcqRel);
         }
         open.objects.fetch_add(1, Ordering::AcqRel);
-        by_number().insert(number, handle.expose_provenance());
+        pair::enter(Handle::get(handle)?, public_number);
         Ok(handle.cast())
     }
 }
@@ -198,11 +215,15 @@ pub(crate) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let open = context::get(base.context)?;
         // From here on no thread of the library finds it, to use it or to report an event of it.
         let number = pair.id.number;
-        by_number().remove(&number);
+        pair::remove(number, Some(base.qp_num));
         open.events.forget(qp.addr());
         pair.asynchronous.wait();
         let inner = Handle::<QueuePair>::destroy(qp.cast())?;
         let control = inner.control.into_inner();
+        let mut link = inner.link.into_inner();
+        if let Some(shadow) = link.as_mut().and_then(Link::take_shadow) {
+            pair::destroy_shadow(&base, shadow)?;
+        }
         // The halves go first: nothing is posted any more.
         drop((inner.send, inner.receive));
         let send_cq = Handle::<CompletionQueue>::get(base.send_cq.cast())?;

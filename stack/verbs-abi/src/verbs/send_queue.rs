@@ -1,6 +1,6 @@
 //! The send queue of a queue pair, as programs see it.
 
-use crate::errno::{ENOMEM, Errno};
+use crate::errno::{EINVAL, ENOMEM, Errno};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uwarp::{SendHalf, SendRequest, StagedRequests};
 
@@ -8,8 +8,10 @@ use uwarp::{SendHalf, SendRequest, StagedRequests};
 /// completion queue with room for the places of all its send queues and receives does not overflow.
 pub(crate) struct SendQueue {
     pub(crate) half: SendHalf,
-    /// Places.
+    /// Places; 0 while it is closed.
     depth: u32,
+    /// Places while it is open.
+    full_depth: u32,
     signal_all: bool,
     /// Signalled requests that were posted. Like `taken`, it wraps around.
     signalled: u32,
@@ -19,12 +21,28 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     /// A queue of `depth` places. `taken`: the counter of its queue pair.
     pub(crate) fn new(half: SendHalf, depth: u32, signal_all: bool, taken: &'static AtomicU32) -> SendQueue {
-        SendQueue { half, depth, signal_all, signalled: taken.load(Ordering::Acquire), taken }
+        SendQueue { half, depth, full_depth: depth, signal_all, signalled: taken.load(Ordering::Acquire), taken }
     }
 
     /// The queue pair is reset, and its completions are purged.
     pub(crate) fn reset(&mut self) {
         self.signalled = self.taken.load(Ordering::Acquire);
+    }
+
+    /// Takes no requests before it is opened: the queue pair is not ready to send.
+    pub(crate) fn close(&mut self) {
+        self.depth = 0;
+    }
+
+    /// Takes requests again.
+    pub(crate) fn open(&mut self) {
+        self.depth = self.full_depth;
+    }
+
+    /// Why requests have no place.
+    #[cold]
+    pub(crate) fn refusal(&self) -> Errno {
+        if self.depth == 0 { EINVAL } else { ENOMEM }
     }
 
     /// Whether so many more requests have a place.
@@ -64,7 +82,7 @@ impl Post for SendQueue {
     #[inline]
     fn post(&mut self, request: SendRequest<'_>, is_signalled: bool) -> Result<(), Errno> {
         if !self.has_places(1) {
-            return Err(ENOMEM);
+            return Err(self.refusal());
         }
         self.half.post(&[request]).map_err(|error| error.reason)?;
         self.signalled = self.signalled.wrapping_add(u32::from(is_signalled | self.signal_all));

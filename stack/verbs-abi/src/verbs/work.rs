@@ -152,6 +152,9 @@ fn told_length(data: &Data<'_>) -> Result<u64, Errno> {
     if octets >> 31 == 0 { Ok(octets << WRITE_LENGTH_SHIFT) } else { Err(EINVAL) }
 }
 
+/// Where a Read of nothing goes, for which programs name no place. iWARP has one in each Read.
+const NOWHERE: [Sge; 1] = [Sge { stag: 0, length: 0, offset: 0 }];
+
 /// Posts one request, with `data` for the octets that its own list names.
 #[inline]
 pub(crate) fn post(queue: &mut impl Post, request: &ibv_send_wr, data: &Data<'_>) -> Result<(), Errno> {
@@ -170,6 +173,7 @@ pub(crate) fn post(queue: &mut impl Post, request: &ibv_send_wr, data: &Data<'_>
     };
     let immediate = u64::from(u32::from_be(word));
     let sinks = || match data {
+        Data::Entries([]) => Ok(&NOWHERE[..]),
         Data::Entries(entries) => Ok(*entries),
         Data::Inline(_) => Err(EINVAL),
     };

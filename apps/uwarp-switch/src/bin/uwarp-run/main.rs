@@ -25,6 +25,8 @@ const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// What the loader loads before all others, whatever a program's paths are.
 const PRELOAD: &str = "LD_PRELOAD";
+/// What the libraries' device looks like.
+const DEVICE_VARIABLE: &str = "UWARP_DEVICE";
 /// A switch that nobody started by hand ends when it has not been needed for so long.
 const UNUSED: &str = "10min";
 
@@ -32,7 +34,10 @@ const EXAMPLES: &str = "\
 Examples:
   In two terminals:
     uwarp-run rping -s -v -C 3
-    uwarp-run rping -c -a 127.0.0.1 -v -C 3";
+    uwarp-run rping -c -a 127.0.0.1 -v -C 3
+  The same for programs that connect without rdma_cm:
+    uwarp-run --roce ib_send_bw
+    uwarp-run --roce ib_send_bw 127.0.0.1";
 
 /// Runs a program that uses libibverbs or librdmacm on uwarp, without RDMA hardware and without root. Starts a switch
 /// if there is none, whose messages go to a file beside its socket, SOCKET.log; UWARP_SWITCH names another one's
@@ -45,13 +50,22 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     library_dir: Option<PathBuf>,
 
+    /// Shows the program a device of RoCE v2, for programs that connect their queue pairs themselves, by ibv_modify_qp.
+    /// The wire is iWARP's all the same [default: what UWARP_DEVICE says]
+    #[arg(long)]
+    roce: bool,
+
+    /// Shows the program a device of iWARP, whose connections rdma_cm makes; the default without UWARP_DEVICE
+    #[arg(long, conflicts_with = "roce")]
+    iwarp: bool,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
-    uwarp_app::run::<Arguments>(|Arguments { library_dir, program }| {
+    uwarp_app::run::<Arguments>(|Arguments { library_dir, roce, iwarp, program }| {
         let own = std::env::current_exe().context("cannot find this program's own file")?;
         let own = own.parent().unwrap_or(Path::new("/"));
         let libraries = library_directory(library_dir, own)?;
@@ -61,6 +75,9 @@ fn main() -> ExitCode {
         command.args(arguments).env(LIBRARY_PATH, in_front(LIBRARY_PATH, &libraries)?);
         if let Some(preload) = preload(&libraries, &program, name)? {
             command.env(PRELOAD, preload);
+        }
+        for shape in [(roce, "roce"), (iwarp, "iwarp")].into_iter().filter_map(|(is_it, name)| is_it.then_some(name)) {
+            command.env(DEVICE_VARIABLE, shape);
         }
         if std::env::var_os(CONFIG_VARIABLE).is_none_or(|file| file.is_empty()) {
             command.env(SWITCH_VARIABLE, switch(own)?);

@@ -1,4 +1,5 @@
-//! The threads that carry uwarp's events to the program's channels.
+//! The threads that carry uwarp's events to rdma_cm's identifiers, to queue pairs that programs connect themselves, and
+//! to the program's channels.
 
 use crate::abi::*;
 use crate::cm::channel::Report;
@@ -9,6 +10,7 @@ use crate::errno::Errno;
 use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
 use crate::process;
+use crate::rc::meeting;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::events::Event as Asynchronous;
 use crate::verbs::{context, pair, shared_receives};
@@ -31,10 +33,12 @@ pub(crate) fn channel() -> Result<&'static EventChannel, Errno> {
         let mut endings = Endings::default();
         while let Ok(event) = carried.next(endings.patience()) {
             match event {
-                Some(ChannelEvent { key, change: ConnectionChange::Disconnected(_), .. }) => {
+                Some(ChannelEvent { key, change: ConnectionChange::Disconnected(_), .. })
+                    if identifier::known().contains_key(&key) =>
+                {
                     endings.hold(key, Instant::now());
                 }
-                Some(event) => carry(event.key, event.change),
+                Some(event) => carry(&carried, event),
                 None => {}
             }
             for key in endings.ripe(Instant::now(), has_unread_successes) {
@@ -58,8 +62,10 @@ fn has_unread_successes(key: u64) -> bool {
     number.is_some_and(pair::has_unread_successes)
 }
 
-/// Delivers what became of a listener or a connection to the identifier with this key, if it is still there.
-fn carry(key: u64, change: ConnectionChange) {
+/// Delivers what became of a listener or a connection to the identifier or the queue pair with this key, if it is still
+/// there.
+fn carry(channel: &EventChannel, ChannelEvent { key, change, .. }: ChannelEvent) {
+    let Some(change) = meeting::carry(channel, key, change) else { return };
     identifier::with(key, |known, id, handle| {
         let outcome = match change {
             ConnectionChange::Request(request) => return outcome::request(known, id, handle, *request),

@@ -1,15 +1,21 @@
 //! Queue pairs: changing and asking.
 
 use crate::abi::*;
+use crate::dispatch;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number};
 use crate::handle::Handle;
+use crate::process;
+use crate::rc::meeting;
 use crate::verbs::context::MOST_READS;
-use crate::verbs::pair::{QueuePair, fail, purge, set_state, state};
+use crate::verbs::link::{Link, Stage};
+use crate::verbs::pair::{self, QueuePair, fail, purge, set_state, state};
+use crate::verbs::peer;
+use crate::verbs::queue_pair::{REMOTE, initial};
 use crate::verbs::region::OPTIONAL;
 use libc::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use uwarp::{Access, QueuePairChange, QueuePairState};
+use uwarp::{Access, QueuePairChange, QueuePairControl, QueuePairState};
 
 /// What names a peer to a queue pair or counts its packets: InfiniBand's way to connect one.
 const PEER: u32 = IBV_QP_AV | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_SQ_PSN;
@@ -44,25 +50,62 @@ const ACCESS: u32 = REMOTE
     | IBV_ACCESS_ON_DEMAND
     | IBV_ACCESS_HUGETLB
     | OPTIONAL;
-const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// How long a reset waits for the end of the connection, for which an engine needs some microseconds if it has a CPU.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// The attributes of a new queue pair.
-pub(crate) fn initial(cap: ibv_qp_cap) -> ibv_qp_attr {
-    ibv_qp_attr {
-        path_mtu: IBV_MTU_1024,
-        qp_access_flags: REMOTE | IBV_ACCESS_LOCAL_WRITE,
-        cap,
-        port_num: 1,
-        ..ibv_qp_attr::default()
+/// The state as programs see it. A queue pair of iWARP has none before INIT: it takes receives as soon as it is made.
+fn shown(state: ibv_qp_state) -> ibv_qp_state {
+    if state == IBV_QPS_RESET && !process::is_roce() { IBV_QPS_INIT } else { state }
+}
+
+/// Whether the program moves the queue pair itself, as on InfiniBand, and rdma_cm has no part in it.
+fn is_own(pair: &Handle<QueuePair>) -> bool {
+    process::is_roce() && pair.identifiers.load(Ordering::Acquire) == 0
+}
+
+/// What InfiniBand has a program name for a change of state, besides the state: what it must, and what it may.
+fn attributes_of(now: ibv_qp_state, wanted: ibv_qp_state) -> Option<(u32, u32)> {
+    const INIT: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    const RTR: u32 = IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+    const RTS: u32 = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+    const MORE: u32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE;
+    match (now, wanted) {
+        (_, IBV_QPS_RESET | IBV_QPS_ERR) => Some((0, 0)),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Some((INIT, 0)),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, INIT)),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => Some((RTR, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX)),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => Some((RTS, MORE)),
+        (IBV_QPS_RTS, IBV_QPS_RTS) => Some((0, MORE)),
+        _ => None,
     }
 }
 
-/// The state as programs see it. A queue pair of iWARP has none before INIT: it takes receives as soon as it is made.
-fn shown(state: ibv_qp_state) -> ibv_qp_state {
-    if state == IBV_QPS_RESET { IBV_QPS_INIT } else { state }
+/// Whether the program names what InfiniBand asks for, if it moves the queue pair itself. What moves it for rdma_cm
+/// names no peer.
+fn check_names(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+    let now = state(pair);
+    let (next, rest) = (if mask & IBV_QP_STATE != 0 { wanted.qp_state } else { now }, mask & !IBV_QP_STATE);
+    if is_for_rdma_cm(pair, next, rest) {
+        return Ok(());
+    }
+    if next == IBV_QPS_SQD {
+        return Err(EOPNOTSUPP);
+    }
+    let (required, optional) = attributes_of(now, next).ok_or(EINVAL)?;
+    let is_right = rest & required == required && rest & !(required | optional) == 0;
+    if is_right { Ok(()) } else { Err(EINVAL) }
+}
+
+fn is_for_rdma_cm(pair: &Handle<QueuePair>, next: ibv_qp_state, rest: u32) -> bool {
+    matches!(next, IBV_QPS_RTR | IBV_QPS_RTS)
+        && rest & !(IBV_QP_ACCESS_FLAGS | IBV_QP_CUR_STATE) == 0
+        && pair.link.lock().is_none()
 }
 
 /// Whether all that `mask` names may be set.
@@ -70,6 +113,10 @@ fn check(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<()
     let names = |flags| mask & flags != 0;
     if mask & !KNOWN != 0 {
         return Err(EINVAL);
+    }
+    let is_own = is_own(pair);
+    if is_own {
+        check_names(pair, wanted, mask)?;
     }
     // No event says that a send queue is drained.
     if names(UNSUPPORTED) || names(IBV_QP_EN_SQD_ASYNC_NOTIFY) && wanted.en_sqd_async_notify != 0 {
@@ -90,8 +137,12 @@ fn check(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<()
         (IBV_QP_MAX_QP_RD_ATOMIC, c_int::from(wanted.max_rd_atomic) > MOST_READS),
         (IBV_QP_MAX_DEST_RD_ATOMIC, c_int::from(wanted.max_dest_rd_atomic) > MOST_READS),
         (IBV_QP_PATH_MIG_STATE, wanted.path_mig_state != IBV_MIG_MIGRATED),
-        (PEER, pair.identifiers.load(Ordering::Acquire) == 0),
+        (PEER, pair.identifiers.load(Ordering::Acquire) == 0 && !is_own),
+        (IBV_QP_DEST_QPN, wanted.dest_qp_num >> 24 != 0),
     ];
+    if is_own && names(IBV_QP_AV) {
+        peer::addresses(&wanted.ah_attr)?;
+    }
     if wrong.into_iter().any(|(flags, is_wrong)| is_wrong && names(flags)) { Err(EINVAL) } else { Ok(()) }
 }
 
@@ -137,16 +188,37 @@ fn move_up(pair: &Handle<QueuePair>, now: ibv_qp_state, wanted: ibv_qp_state) ->
     Ok(())
 }
 
+/// Ends the connection of a queue pair.
+fn end(control: &mut QueuePairControl) -> Result<(), Errno> {
+    if !matches!(control.state(), QueuePairState::Idle | QueuePairState::Disconnected) {
+        control.flush()?;
+        if !control.wait_disconnected(END_LIMIT)? {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
+    }
+    Ok(())
+}
+
 /// Makes a queue pair like new, from any state.
 fn reset(pair: &Handle<QueuePair>) -> Result<(), Errno> {
-    {
-        let mut control = pair.control();
-        if !matches!(control.state(), QueuePairState::Idle | QueuePairState::Disconnected) {
-            control.flush()?;
-            if !control.wait_disconnected(END_LIMIT)? {
-                return Err(Errno(libc::ETIMEDOUT));
-            }
+    // SAFETY: our own structure.
+    let base = unsafe { &(*pair.public()).qp_base };
+    if let Some(link) = pair.link.lock().as_mut() {
+        // Nothing begins meanwhile.
+        link.stage = Stage::Over;
+    }
+    end(&mut pair.control())?;
+    let link = pair.link.lock().take();
+    if let Some(mut shadow) = link.and_then(|mut link| link.take_shadow()) {
+        end(&mut shadow.control)?;
+        shadow.control.reset(&mut shadow.send)?;
+        {
+            let mut sender = pair.send.lock();
+            let mut control = pair.control();
+            control.reset(&mut sender.queue.half)?;
+            control.exchange_receives(&mut shadow.control)?;
         }
+        pair::destroy_shadow(base, shadow)?;
     }
     {
         // In this order: a program may have a section of the send queue open.
@@ -154,9 +226,12 @@ fn reset(pair: &Handle<QueuePair>) -> Result<(), Errno> {
         pair.control().reset(&mut sender.queue.half)?;
     }
     // As drivers of hardware do. Nothing is locked here: a thread with a section of a completion queue may post in it.
-    // SAFETY: our own structure.
-    purge(unsafe { &(*pair.public()).qp_base }, pair.id.number)?;
-    pair.send.lock().queue.reset();
+    purge(base, pair.id.number)?;
+    {
+        let queue = &mut pair.send.lock().queue;
+        queue.reset();
+        queue.open();
+    }
     let mut attributes = pair.attributes();
     *attributes = initial(attributes.cap);
     set_state(pair, IBV_QPS_RESET);
@@ -172,24 +247,41 @@ fn set_access(pair: &Handle<QueuePair>, flags: u32) -> Result<(), Errno> {
     ];
     let given = rights.into_iter().filter(|(flag, _)| flags & flag != 0);
     let access = given.fold(Access::LOCAL_READ, |rights, (_, right)| rights | right);
-    let mut control = pair.control();
-    control.modify(QueuePairChange { access: Some(access), ..QueuePairChange::default() })?;
+    let change = QueuePairChange { access: Some(access), ..QueuePairChange::default() };
+    let mut link = pair.link.lock();
+    if let Some(shadow) = link.as_mut().and_then(Link::shadow) {
+        shadow.control.modify(change)?;
+    }
+    pair.control().modify(change)?;
     pair.attributes().qp_access_flags = flags;
     Ok(())
 }
 
 /// Moves a queue pair to a state.
-fn move_to(pair: &Handle<QueuePair>, wanted: ibv_qp_state) -> Result<(), Errno> {
+fn move_to(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
     let now = state(pair);
-    match wanted {
+    match wanted.qp_state {
         IBV_QPS_RESET => reset(pair)?,
-        IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => set_state(pair, IBV_QPS_INIT),
-        IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted)?,
+        IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => {
+            if is_own(pair) {
+                meeting::listen(dispatch::channel()?)?;
+            }
+            set_state(pair, IBV_QPS_INIT);
+        }
+        IBV_QPS_RTR if is_own(pair) && mask & IBV_QP_DEST_QPN != 0 => {
+            meeting::meet(pair, dispatch::channel()?, wanted)?
+        }
+        IBV_QPS_RTS if is_own(pair) && mask & IBV_QP_SQ_PSN != 0 => meeting::open(pair),
+        IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted.qp_state)?,
         IBV_QPS_SQD if matches!(now, IBV_QPS_RTS | IBV_QPS_SQD) => {
             pair.control().disconnect();
             set_state(pair, IBV_QPS_SQD);
         }
-        IBV_QPS_ERR => fail(pair)?,
+        IBV_QPS_ERR => {
+            fail(pair)?;
+            // What is posted now is flushed.
+            pair.send.lock().queue.open();
+        }
         _ => return Err(EINVAL),
     }
     Ok(())
@@ -203,7 +295,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let mask = mask as u32;
         check(pair, wanted, mask)?;
         if mask & IBV_QP_STATE != 0 {
-            move_to(pair, wanted.qp_state)?;
+            move_to(pair, wanted, mask)?;
         }
         if mask & IBV_QP_ACCESS_FLAGS != 0 {
             set_access(pair, wanted.qp_access_flags)?;
