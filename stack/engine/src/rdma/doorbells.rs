@@ -16,8 +16,8 @@ impl Rdma {
         self.queue_pairs.get(number as usize)?.as_ref()?.connection
     }
 
-    /// Puts the connections on the ready list whose doorbells rang, and flushes queue pairs in the error state, or whose
-    /// peer has gone. True: there was one of these.
+    /// Puts the connections on the ready list whose doorbells rang, and flushes queue pairs in the error state, or
+    /// whose peer has gone. True: there was one of these.
     #[inline(never)]
     pub(crate) fn run_doorbells<B: Buffer>(
         &mut self,

@@ -69,8 +69,8 @@ impl Rdma {
         }
     }
 
-    /// The peer of a queue pair that outlives it has gone, or is given up. Work that is posted fails, and the queue pair
-    /// with it; without such, it waits for some.
+    /// The peer of a queue pair that outlives it has gone, or is given up. Work that is posted fails, and the queue
+    /// pair with it; without such, it waits for some.
     pub(crate) fn desert(&mut self, common: &mut Common, number: u32, reason: DisconnectReason) {
         let Rdma { queue_pairs, lanes, commits, events, .. } = self;
         let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) else { return };

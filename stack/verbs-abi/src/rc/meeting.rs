@@ -85,7 +85,8 @@ fn keep(hello: Hello, request: Box<ConnectRequest>, room: usize) {
     }
 }
 
-/// Whether a request is that of the peer that a queue pair waits for. A peer of this host may have any of its addresses.
+/// Whether a request is that of the peer that a queue pair waits for. A peer of this host may have any of its
+/// addresses.
 fn is_expected(link: &Link, hello: &Hello, request: &ConnectRequest) -> bool {
     let addresses = [request.peer().ip(), link.peer.address];
     let is_same = addresses[0] == addresses[1] || addresses.iter().all(|address| is_own_address(*address) == Ok(true));

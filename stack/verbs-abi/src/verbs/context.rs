@@ -99,24 +99,23 @@ impl OpenDevice {
     }
 }
 
-/// Closes a device. What the program has made from it and left stays until the process ends, as perftest does with a
-/// completion queue. The device of rdma_cm stays, and is closed only without such: programs close it when they end, and
-/// identifiers may still come.
+/// Closes a device. One of which the program has left an object, as perftest leaves a completion queue, stays for that
+/// until the process ends. That of rdma_cm stays in any case, and has to have no object of the program: programs close
+/// it when they end, and identifiers may still come.
 ///
 /// # Safety
 /// No other call uses the device any more.
 pub(crate) unsafe fn close(context: *mut ibv_context) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let open = unsafe { get(context)? };
-    let has_objects = open.objects.load(Ordering::Acquire) > 0;
-    if open.stays.load(Ordering::Acquire) {
-        return if has_objects { Err(EBUSY) } else { Ok(()) };
+    let (has_objects, stays) = (open.objects.load(Ordering::Acquire) > 0, open.stays.load(Ordering::Acquire));
+    if has_objects && stays {
+        return Err(EBUSY);
     }
-    open_devices().retain(|address| *address != context.addr());
-    if has_objects {
-        // Their memory is the device's, as far as anybody may look at it.
+    if has_objects || stays {
         return Ok(());
     }
+    open_devices().retain(|address| *address != context.addr());
     let outer = (&raw const *open).cast_mut();
     // SAFETY: initialised by `open`, and not in the list any more.
     unsafe { outer.drop_in_place() };

@@ -157,7 +157,8 @@ pub(crate) fn with_number<T>(number: u32, body: impl FnOnce(&Handle<QueuePair>) 
     unsafe { Handle::get(pair) }.ok().map(body)
 }
 
-/// Does something with the queue pair that an identifier or a link has, if it is still there; it is not destroyed meanwhile.
+/// Does something with the queue pair that an identifier or a link has, if it is still there; it is not destroyed
+/// meanwhile.
 pub(crate) fn with<T>(id: PairId, body: impl FnOnce(&Handle<QueuePair>) -> T) -> Option<T> {
     with_number(id.number, |pair| (pair.id == id).then(|| body(pair))).flatten()
 }

@@ -70,8 +70,9 @@ impl QueuePairControl {
     }
 
     /// Connects no more, and ends the attempt that is under way. The queue pair stays as one whose peer has gone, and
-    /// what was posted early fails ([`QueuePairChange::outlives_peer`](crate::QueuePairChange#structfield.outlives_peer)).
-    /// Nothing happens to one that is connected.
+    /// what was posted early fails
+    /// ([`QueuePairChange::outlives_peer`](crate::QueuePairChange#structfield.outlives_peer)). Nothing happens to one
+    /// that is connected.
     pub fn give_up_peer(&mut self) {
         if self.unbound.is_none() {
             self.shared.engines[self.engine].command(Command::GiveUpPeer { queue_pair: self.number });
