@@ -81,7 +81,7 @@ fn by_rdma(
     // Each side has one CPU for hash, copy and engine: a thread of the engine's own would only take turns with the
     // tool's.
     let engine = network.engine.is_none().then_some(["--engine", "inline"]);
-    // Nothing but memory lies between the two, and BLAKE3 checks the file. The kernel's loopback has no checksum either.
+    // Nothing but memory lies between the two, and BLAKE3 checks the file. The kernel's loopback has no checksum.
     let crc = (!network.no_crc).then_some("--no-crc");
     let side = |command: &str, role| -> anyhow::Result<Command> {
         let mut side = pair::side(command, role, cpus, network)?;

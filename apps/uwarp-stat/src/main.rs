@@ -107,7 +107,7 @@ fn list(json: bool) -> anyhow::Result<()> {
         table.add_row([
             snapshot.pid.to_string(),
             snapshot.address.clone(),
-            snapshot.port.as_ref().map_or("none", |port| &port.driver).to_owned(),
+            device(snapshot).to_owned(),
             snapshot.mode.clone(),
             snapshot.objects.queue_pairs.to_string(),
             socket.display().to_string(),
@@ -115,6 +115,15 @@ fn list(json: bool) -> anyhow::Result<()> {
     }
     output::print(table);
     Ok(())
+}
+
+/// The word for a context's device.
+fn device(snapshot: &StatsSnapshot) -> &str {
+    match (&snapshot.port, &snapshot.switch) {
+        (Some(port), _) => &port.driver,
+        (None, Some(_)) => "switch",
+        (None, None) => "none",
+    }
 }
 
 fn watch(arguments: &Arguments, sockets: &[PathBuf]) -> anyhow::Result<()> {
@@ -164,5 +173,17 @@ fn watch(arguments: &Arguments, sockets: &[PathBuf]) -> anyhow::Result<()> {
                 (arguments.interval - start.elapsed().min(arguments.interval)).min(Duration::from_millis(50)),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_on_a_switch_has_the_switch_as_its_device() {
+        let on_switch = StatsSnapshot { switch: Some(PathBuf::from("/run/switch.sock")), ..StatsSnapshot::default() };
+        assert_eq!(device(&on_switch), "switch");
+        assert_eq!(device(&StatsSnapshot::default()), "none");
     }
 }
