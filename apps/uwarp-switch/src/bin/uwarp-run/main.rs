@@ -51,7 +51,7 @@ struct Arguments {
     library_dir: Option<PathBuf>,
 
     /// Shows the program a device of RoCE v2, for programs that connect their queue pairs themselves, by ibv_modify_qp.
-    /// The wire is iWARP's all the same [default: what UWARP_DEVICE says]
+    /// The wire stays iWARP's [default: what UWARP_DEVICE says]
     #[arg(long)]
     roce: bool,
 

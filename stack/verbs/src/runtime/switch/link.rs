@@ -45,7 +45,7 @@ pub(crate) struct Link {
     unused: Arc<Notifier>,
     state: AtomicU8,
     welcome: Welcome,
-    /// Who has which port.
+    /// The owner of each port.
     owners: Owners,
     /// The addresses that the context has now.
     addresses: Mutex<Vec<InterfaceAddress>>,
