@@ -133,7 +133,7 @@ package_test_packages="python3-venv ibverbs-utils rdmacm-utils"
 # The programs that scripts/demo runs on uwarp's libraries, and their like over the kernel's TCP.
 stock_packages="rdmacm-utils perftest qperf"
 # The programs that suite verbs runs.
-verbs_packages="ibverbs-utils rdmacm-utils perftest qperf fio libfabric-bin ucx-utils rdma-core python3-pyverbs tgt libiscsi-bin libiscsi-dev iputils-ping iperf3"
+verbs_packages="ibverbs-utils rdmacm-utils perftest qperf fio libfabric-bin ucx-utils infiniband-diags rdma-core python3-pyverbs tgt libiscsi-bin libiscsi-dev iputils-ping iperf3"
 test_packages="tshark ethtool nftables codespell valgrind"
 
 # Runs this script again in a world of its own: a folder for all temporary files, and, where the user may have them,

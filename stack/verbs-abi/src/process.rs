@@ -11,29 +11,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context, FaultOptions};
+use uwarp_verbs_device::SHAPE_VARIABLE;
+pub(crate) use uwarp_verbs_device::Shape;
 
-/// What the device looks like. The wire is iWARP's in either shape.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// An RNIC, whose connections rdma_cm makes.
-    #[default]
-    Iwarp,
-    /// A channel adapter of RoCE v2, whose queue pairs programs connect themselves, too.
-    Roce,
-}
-
-/// Environment variable that says what the device looks like.
-const SHAPE_VARIABLE: &str = "UWARP_DEVICE";
-
-impl Shape {
-    fn read() -> Result<Shape, String> {
-        match variable(SHAPE_VARIABLE) {
-            None => Ok(Shape::Iwarp),
-            Some(name) if name == "iwarp" => Ok(Shape::Iwarp),
-            Some(name) if name == "roce" => Ok(Shape::Roce),
-            Some(name) => Err(format!("{SHAPE_VARIABLE} is {name:?}: choose \"iwarp\" or \"roce\"")),
-        }
-    }
+/// The shape that the environment asks for.
+fn shape() -> Result<Shape, String> {
+    let Some(name) = variable(SHAPE_VARIABLE) else { return Ok(Shape::default()) };
+    name.to_str()
+        .and_then(Shape::named)
+        .ok_or_else(|| format!("{SHAPE_VARIABLE} is {name:?}: choose \"iwarp\" or \"roce\""))
 }
 
 /// The context that all objects of this process are made from.
@@ -65,7 +51,7 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
         .get_or_init(|| {
             log();
             let prepare = |config| Context::prepare(config).map_err(|error| error.to_string());
-            match Shape::read().and_then(|shape| Ok(Process::new(configure().and_then(prepare)?, shape))) {
+            match shape().and_then(|shape| Ok(Process::new(configure().and_then(prepare)?, shape))) {
                 Ok(process) => Some(process),
                 Err(reason) => {
                     eprintln!("uwarp: no device: {reason}");

@@ -2,13 +2,16 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one, number};
-use crate::process::{self, Shape};
+use crate::process;
 use crate::verbs::context::{MOST_READS, get, most_queue_pairs};
-use crate::verbs::device::{self, LID};
+use crate::verbs::device;
 use crate::verbs::interface;
 use libc::{c_char, c_int, size_t};
 use std::mem::offset_of;
 use std::net::IpAddr;
+use uwarp_verbs_device::{
+    LANES, PART, PARTITION_KEY, PHYSICAL_STATE, PORT_CAPABILITIES, PORT_STATE, REVISION, SPEED, Shape, VENDOR,
+};
 
 /// How many address handles a device has. Each is a few octets.
 const MOST_HANDLES: c_int = 1 << 16;
@@ -34,16 +37,15 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
     let int = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
     // They share a table, and each kind is to have what it is promised whatever there is of the other.
     let windows = limits.regions / 4;
-    let guid = device::guid(context.config().address.address).to_be();
+    let guid = device::guid(process).to_be();
     let mut attributes = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: limits.registered_octets,
         page_size_cap: 4096,
-        // Not one that programs know, and not zero.
-        vendor_id: 0x75_77_61,
-        vendor_part_id: 1,
-        hw_ver: 1,
+        vendor_id: VENDOR,
+        vendor_part_id: PART,
+        hw_ver: REVISION,
         max_qp: int(most_queue_pairs(process)),
         max_qp_wr: int(limits.queue_depth),
         device_cap_flags: IBV_DEVICE_MEM_WINDOW
@@ -121,20 +123,18 @@ fn port_attributes(port: u8) -> Result<ibv_port_attr, Errno> {
     }
     let process = process::process()?;
     Ok(ibv_port_attr {
-        state: IBV_PORT_ACTIVE,
+        state: PORT_STATE,
         max_mtu: IBV_MTU_4096,
         active_mtu: mtu_number(process.context.config().mtu),
-        lid: if process.shape == Shape::Roce { LID } else { 0 },
+        lid: process.shape.lid(),
         gid_tbl_len: device::gids(process).count() as c_int,
-        port_cap_flags: IBV_PORT_CM_SUP,
+        port_cap_flags: PORT_CAPABILITIES,
         max_msg_sz: 1 << 31,
         pkey_tbl_len: 1,
         max_vl_num: 1,
-        // One lane of 25 Gbit/s: the verbs want numbers, and software has none.
-        active_width: 1,
-        active_speed: 32,
-        // LinkUp.
-        phys_state: 5,
+        active_width: LANES,
+        active_speed: SPEED,
+        phys_state: PHYSICAL_STATE,
         link_layer: IBV_LINK_LAYER_ETHERNET as u8,
         ..ibv_port_attr::default()
     })
@@ -294,7 +294,7 @@ unsafe extern "C" fn ibv_query_gid_type(context: *mut ibv_context, port: u8, ind
 unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
     // iWARP has none; this is the one that everybody has elsewhere.
     // SAFETY: the caller's pointers.
-    unsafe { entry(context, port, out, || if index == 0 { Ok(0xffff) } else { Err(EINVAL) }) }
+    unsafe { entry(context, port, out, || if index == 0 { Ok(PARTITION_KEY) } else { Err(EINVAL) }) }
 }
 
 #[unsafe(no_mangle)]
@@ -302,6 +302,6 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, key
     minus_one(|| {
         // SAFETY: the caller's pointer.
         unsafe { get(context)? };
-        if port == 1 && (key == 0xffff || key == 0) { Ok(0) } else { Err(EINVAL) }
+        if port == 1 && (key == PARTITION_KEY || key == 0) { Ok(0) } else { Err(EINVAL) }
     })
 }

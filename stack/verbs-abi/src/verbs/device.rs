@@ -1,13 +1,14 @@
 //! The list of devices, which has one or none.
 
-use crate::abi::{IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_device, ibv_gid};
+use crate::abi::{IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_device, ibv_gid};
 use crate::errno::{EINVAL, Errno, minus_one, nothing, pointer};
-use crate::process::{self, Process, Shape};
+use crate::process::{self, Process};
 use libc::{c_char, c_int};
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::OnceLock;
 use uwarp::Context;
+use uwarp_verbs_device::{DEVICE_CLASS, NAME, NODE, NODE_CLASS, Shape};
 
 /// Programs that know drivers look behind the public structure; they find zeroes.
 #[repr(C, align(64))]
@@ -30,13 +31,17 @@ fn copy_name(to: &mut [c_char], name: &str) {
 /// The one device.
 pub(crate) fn device() -> *mut ibv_device {
     let address = *DEVICE.get_or_init(|| {
-        let (node_type, transport_type) =
-            if process::is_roce() { (IBV_NODE_CA, IBV_TRANSPORT_IB) } else { (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP) };
-        let mut public = ibv_device { node_type, transport_type, ..ibv_device::default() };
-        copy_name(&mut public.name, "uwarp0");
-        copy_name(&mut public.dev_name, "uverbs-uwarp0");
-        copy_name(&mut public.dev_path, "/sys/class/infiniband_verbs/uverbs-uwarp0");
-        copy_name(&mut public.ibdev_path, "/sys/class/infiniband/uwarp0");
+        let shape = process::process().map(|process| process.shape).unwrap_or_default();
+        let transport_type = match shape {
+            Shape::Roce => IBV_TRANSPORT_IB,
+            Shape::Iwarp => IBV_TRANSPORT_IWARP,
+        };
+        let mut public = ibv_device { node_type: shape.node_type(), transport_type, ..ibv_device::default() };
+        // `uwarp-run` shows files of these names.
+        copy_name(&mut public.name, NAME);
+        copy_name(&mut public.dev_name, NODE);
+        copy_name(&mut public.dev_path, &format!("{NODE_CLASS}/{NODE}"));
+        copy_name(&mut public.ibdev_path, &format!("{DEVICE_CLASS}/{NAME}"));
         let device = Box::leak(Box::new(Device { front: 0, public, zeroes: [0; 1024] }));
         (&raw mut *device).expose_provenance() + offset_of!(Device, public)
     });
@@ -47,26 +52,14 @@ pub(crate) fn check(device: *mut ibv_device) -> Result<(), Errno> {
     if device.is_null() || device != self::device() { Err(EINVAL) } else { Ok(()) }
 }
 
-/// The device's number in the form of an EUI-64, made from its first address: the hardware address is not known before
-/// the device is open.
-pub(crate) fn guid(address: IpAddr) -> u64 {
-    let low = match address {
-        IpAddr::V4(address) => u64::from(u32::from(address)),
-        IpAddr::V6(address) => (u128::from(address) as u32).into(),
-    };
-    // Locally administered; "uw" in the middle.
-    (0x0275_77ff_fe00_0000 | (low & 0xff_ffff)) ^ (low >> 24 << 40)
+/// The device's number.
+pub(crate) fn guid(process: &Process) -> u64 {
+    uwarp_verbs_device::guid(process.context.config().address.address)
 }
 
-/// The port's number in a subnet of InfiniBand, where the device is one of RoCE. Programs that use no GIDs name this
-/// host by it.
-pub(crate) const LID: u16 = 1;
-
-/// The own addresses in the order of their GIDs: those of IPv4 first.
+/// The own addresses in the order of their GIDs.
 pub(crate) fn addresses(context: &Context) -> Vec<IpAddr> {
-    let mut own: Vec<IpAddr> = context.addresses().into_iter().map(|own| own.address).collect();
-    own.sort_by_key(IpAddr::is_ipv6);
-    own
+    uwarp_verbs_device::in_order(context.addresses().into_iter().map(|own| own.address).collect())
 }
 
 /// The address that a GID names.
@@ -75,21 +68,11 @@ pub(crate) fn address_of(gid: &ibv_gid) -> IpAddr {
     Ipv6Addr::from(unsafe { gid.raw }).to_canonical()
 }
 
-/// The port's GIDs, with the address that each is of. Those of the own addresses are how programs find the device that
-/// has an address. In front of them, where the device is one of iWARP, are the octets of the hardware's address, as
-/// other such devices have them; here of the number.
+/// The port's GIDs, with the address that each is of.
 pub(crate) fn gids(process: &Process) -> impl Iterator<Item = (ibv_gid, Option<IpAddr>)> {
-    let mut number = [0; 16];
-    number[..8].copy_from_slice(&guid(process.context.config().address.address).to_be_bytes());
-    let first = (process.shape == Shape::Iwarp).then_some((ibv_gid { raw: number }, None));
-    let own = addresses(&process.context).into_iter().map(|own| {
-        let raw = match own {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
-        (ibv_gid { raw }, Some(own))
-    });
-    first.into_iter().chain(own)
+    let first = process.context.config().address.address;
+    let gids = uwarp_verbs_device::gids(process.shape, first, addresses(&process.context));
+    gids.map(|(raw, own)| (ibv_gid { raw }, own))
 }
 
 /// A list for C of what there is one or none of. It ends in a null.
@@ -153,9 +136,7 @@ extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    let guid =
-        check(device).and_then(|()| process::process()).map(|process| guid(process.context.config().address.address));
-    guid.map_or(0, u64::to_be)
+    check(device).and_then(|()| process::process()).map_or(0, |process| guid(process).to_be())
 }
 
 /// Engines are threads, and memory is not pinned: a child has its own pages as with any fork.

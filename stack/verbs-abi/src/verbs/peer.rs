@@ -3,8 +3,9 @@
 use crate::abi::ibv_ah_attr;
 use crate::errno::{EINVAL, Errno};
 use crate::process;
-use crate::verbs::device::{self, LID};
+use crate::verbs::device;
 use std::net::IpAddr;
+use uwarp_verbs_device::Shape;
 
 /// The own address and the peer's that an address vector names. One without a global route names this host by its LID.
 pub(crate) fn addresses(vector: &ibv_ah_attr) -> Result<(IpAddr, IpAddr), Errno> {
@@ -14,7 +15,7 @@ pub(crate) fn addresses(vector: &ibv_ah_attr) -> Result<(IpAddr, IpAddr), Errno>
     }
     if vector.is_global == 0 {
         let first = *own.first().ok_or(EINVAL)?;
-        return if vector.dlid == LID { Ok((first, first)) } else { Err(EINVAL) };
+        return if vector.dlid == Shape::Roce.lid() { Ok((first, first)) } else { Err(EINVAL) };
     }
     let from = *own.get(usize::from(vector.grh.sgid_index)).ok_or(EINVAL)?;
     let to = device::address_of(&vector.grh.dgid);

@@ -2,20 +2,21 @@
 #![forbid(unsafe_code)]
 
 mod program;
+mod shown;
+mod switch;
 
 use anyhow::{Context as _, anyhow};
 use clap::Parser;
 use std::ffi::{OsStr, OsString};
-use std::fs::{DirBuilder, File};
-use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE, default_sockets, find, is_served, own_socket};
-use uwarp_app::output::{complain, printable};
+use std::process::{Command, ExitCode};
+use uwarp::Config;
+use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE};
+use uwarp_app::output::{complain, printable_lines};
 use uwarp_app::usage;
+use uwarp_verbs_device::{NODE, SHAPE_VARIABLE, Shape};
 
 use program::Program;
 
@@ -25,10 +26,6 @@ const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// What the loader loads before all others, whatever a program's paths are.
 const PRELOAD: &str = "LD_PRELOAD";
-/// What the libraries' device looks like.
-const DEVICE_VARIABLE: &str = "UWARP_DEVICE";
-/// A switch that nobody started by hand ends when it has not been needed for so long.
-const UNUSED: &str = "10min";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,29 +56,93 @@ struct Arguments {
     #[arg(long, conflicts_with = "roce")]
     iwarp: bool,
 
+    /// Shows the program no files of the device. Else, a device of RoCE is found in /sys/class/infiniband and
+    /// /dev/infiniband, too, where the system lets an ordinary user have namespaces
+    #[arg(long)]
+    no_sysfs: bool,
+
+    /// Shows the files of a device of iWARP, too
+    #[arg(long, conflicts_with = "no_sysfs")]
+    sysfs: bool,
+
+    /// Says how the program gets to see the files
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Makes namespaces for another process
+    #[arg(long = shown::MAKER, hide = true)]
+    is_maker: bool,
+
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "is_maker",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
     program: Vec<OsString>,
 }
 
+impl Arguments {
+    /// The shape of the program's device: that of the options, or of the environment. The library refuses another word
+    /// there.
+    fn shape(&self) -> Shape {
+        let of_environment = || Shape::named(std::env::var(SHAPE_VARIABLE).ok()?.as_str());
+        let of_options = [(self.roce, Shape::Roce), (self.iwarp, Shape::Iwarp)];
+        let named = of_options.into_iter().find_map(|(is_it, shape)| is_it.then_some(shape));
+        named.or_else(of_environment).unwrap_or_default()
+    }
+
+    /// Has the program see the files of its device, if that is wanted.
+    fn show_files(&self, config: Option<Config>) {
+        let shape = self.shape();
+        let said = if self.no_sysfs || shape == Shape::Iwarp && !self.sysfs {
+            Ok("shows no files of the device, since none are asked for".to_owned())
+        } else {
+            let config = config.map_or_else(|| Config::from_environment().map_err(anyhow::Error::from), Ok);
+            config.and_then(|config| shown::show(shape, config)).map(|way| way.to_string())
+        };
+        match said {
+            Ok(way) if self.verbose => complain(format_args!("uwarp-run: {way}")),
+            Ok(_) => (),
+            Err(error) => complain(format_args!(
+                "uwarp-run: a program that looks for /dev/infiniband/{NODE}, as UCX does, will not find it ({}). Start \
+                 the container with --device /dev/null:/dev/infiniband/{NODE}, or add --no-sysfs if the program does \
+                 without",
+                printable_lines(&format!("{error:#}"))
+            )),
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    uwarp_app::run::<Arguments>(|Arguments { library_dir, roce, iwarp, program }| {
+    uwarp_app::run::<Arguments>(|arguments| {
+        if arguments.is_maker {
+            return shown::serve();
+        }
         let own = std::env::current_exe().context("cannot find this program's own file")?;
         let own = own.parent().unwrap_or(Path::new("/"));
-        let libraries = library_directory(library_dir, own)?;
-        let (name, arguments) = program.split_first().ok_or_else(|| usage("name a program"))?;
+        let libraries = library_directory(arguments.library_dir.clone(), own)?;
+        let (name, words) = arguments.program.split_first().ok_or_else(|| usage("name a program"))?;
         let program = program::inspect(name)?;
         let mut command = Command::new(name);
-        command.args(arguments).env(LIBRARY_PATH, in_front(LIBRARY_PATH, &libraries)?);
+        command.args(words).env(LIBRARY_PATH, in_front(LIBRARY_PATH, &libraries)?);
         if let Some(preload) = preload(&libraries, &program, name)? {
             command.env(PRELOAD, preload);
         }
-        for shape in [(roce, "roce"), (iwarp, "iwarp")].into_iter().filter_map(|(is_it, name)| is_it.then_some(name)) {
-            command.env(DEVICE_VARIABLE, shape);
+        for (is_it, shape) in [(arguments.roce, "roce"), (arguments.iwarp, "iwarp")] {
+            if is_it {
+                command.env(SHAPE_VARIABLE, shape);
+            }
         }
+        let mut on_switch = None;
         if std::env::var_os(CONFIG_VARIABLE).is_none_or(|file| file.is_empty()) {
-            command.env(SWITCH_VARIABLE, switch(own)?);
+            let socket = switch::join(own)?;
+            on_switch = Some(Config::on_switch(&socket));
+            command.env(SWITCH_VARIABLE, socket);
         }
+        // Last: another user's switch is named by its user, whom a user namespace would not know.
+        arguments.show_files(on_switch);
         // Returns only if there is no such program.
         Err(anyhow!("{} cannot be run: {}", Path::new(name).display(), command.exec()))
     })
@@ -150,117 +211,4 @@ fn preload(libraries: &Path, program: &Program, name: &OsStr) -> anyhow::Result<
         )));
     }
     Ok(None)
-}
-
-/// The socket of a switch, which is started if there is none.
-fn switch(own: &Path) -> anyhow::Result<PathBuf> {
-    let named = std::env::var_os(SWITCH_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let socket = match named {
-        Some(path) if is_served(&path) => return Ok(path),
-        // The switch is started in another directory.
-        Some(path) => std::path::absolute(path).context("the socket of the switch")?,
-        None => {
-            let found = find();
-            let is_found = found.is_some();
-            let socket = found.or_else(own_socket).ok_or_else(|| {
-                usage(format!("there is no directory for a switch's socket: name a path in {SWITCH_VARIABLE}"))
-            })?;
-            tell_of_others(&socket);
-            if is_found {
-                return Ok(socket);
-            }
-            socket
-        }
-    };
-    start(own, &socket)?;
-    Ok(socket)
-}
-
-/// Says which switch is used if it is not the user's own, or which others there are: a program's peers may be there.
-fn tell_of_others(used: &Path) {
-    let own = own_socket();
-    if own.as_deref() != Some(used) {
-        return complain(format_args!("uwarp-run: uses the switch at {}", used.display()));
-    }
-    let mut others: Vec<PathBuf> = default_sockets().into_iter().filter(|socket| is_served(socket)).collect();
-    others.extend(switches_of_others());
-    others.sort();
-    others.dedup();
-    let others: Vec<String> =
-        others.iter().filter(|other| *other != used).map(|other| printable(&other.to_string_lossy())).collect();
-    if !others.is_empty() {
-        complain(format_args!(
-            "uwarp-run: uses the switch at {}, whose programs do not reach those at {}: {SWITCH_VARIABLE} names another \
-             one, which has to --allow-uid {}",
-            used.display(),
-            others.join(", "),
-            rustix::process::getuid()
-        ));
-    }
-}
-
-/// The usual sockets at which switches listen in this network namespace, whoever may connect to them.
-fn switches_of_others() -> Vec<PathBuf> {
-    // The kernel's flag of a socket that listens.
-    const LISTENS: &str = "00010000";
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let listening = table.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.nth(3) == Some(LISTENS)).then(|| words.nth(3)).flatten()
-    });
-    // Everybody may give a socket a name elsewhere.
-    listening
-        .filter(|path| path.starts_with("/run/") && path.ends_with("/uwarp/switch.sock"))
-        .map(PathBuf::from)
-        .collect()
-}
-
-/// Opens the file of a switch's messages, beside its socket.
-fn open_log(socket: &Path) -> anyhow::Result<File> {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".log");
-    let path = PathBuf::from(path);
-    if let Some(directory) = path.parent() {
-        // As the switch itself makes it.
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.with_context(|| format!("the directory {} cannot be made", directory.display()))?;
-    }
-    let mut options = File::options();
-    options.read(true).append(true).create(true).mode(0o600);
-    // In a directory of everybody's, somebody else may have put a link there.
-    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-    options.open(&path).with_context(|| format!("the switch's log {} cannot be opened", path.display()))
-}
-
-/// Starts a switch, and waits until it serves.
-fn start(own: &Path, socket: &Path) -> anyhow::Result<()> {
-    let mut log = open_log(socket)?;
-    let earlier = log.metadata()?.len();
-    // Not a pipe, which would be broken as soon as this process becomes the program.
-    let errors = log.try_clone().context("the switch's log cannot be opened twice")?;
-    let program = own.join("uwarp-switch");
-    let mut child = Command::new(&program)
-        .args(["serve", "--exit-when-unused", UNUSED, "--socket"])
-        .arg(socket)
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(errors)
-        // An interrupt of the program's terminal is not for the switch, which others may use.
-        .process_group(0)
-        .spawn()
-        .with_context(|| format!("the switch {} cannot be started", program.display()))?;
-    // The switch prints this line and no more.
-    let mut line = String::new();
-    if let Some(output) = child.stdout.take() {
-        BufReader::new(output).read_line(&mut line)?;
-    }
-    // Another one may have been started at the same time.
-    if !line.is_empty() || is_served(socket) {
-        return Ok(());
-    }
-    let mut reason = String::new();
-    log.seek(SeekFrom::Start(earlier))?;
-    log.read_to_string(&mut reason)?;
-    Err(anyhow!("the switch could not be started: {}", reason.trim()))
 }

@@ -1,0 +1,88 @@
+//! A user and a mount namespace for an ordinary user's program. A process of its own makes them, since there is no way
+//! back from a namespace in which something is refused; this one joins them when they are whole.
+
+use super::mounts;
+use anyhow::{Context as _, anyhow, bail};
+use nix::sched::{CloneFlags, unshare};
+use rustix::process::{getgid, getuid};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::process::{Child, Command, Stdio};
+use uwarp_verbs_device::Face;
+
+/// The option by which `uwarp-run` becomes the process that makes namespaces.
+pub(crate) const MAKER: &str = "make-namespaces";
+/// What it says when they are made.
+const MADE: &str = "made\n";
+
+/// Moves this process, which has to have one thread, into namespaces that show the files.
+///
+/// # Errors
+/// The system does not allow it, with what it was. Then nothing is changed.
+pub(super) fn enter(face: &Face) -> anyhow::Result<()> {
+    // Joining a mount namespace leads to its root.
+    let current = std::env::current_dir().context("the current folder has no path")?;
+    let mut maker = Command::new(std::env::current_exe()?)
+        .arg(format!("--{MAKER}"))
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("no process to make namespaces")?;
+    let entered = enter_those_of(&mut maker, face);
+    // It ends with its standard input.
+    drop(maker.stdin.take());
+    maker.wait()?;
+    entered?;
+    std::env::set_current_dir(&current).with_context(|| format!("{} is out of reach", current.display()))
+}
+
+fn enter_those_of(maker: &mut Child, face: &Face) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(face)?;
+    line.push('\n');
+    let (Some(input), Some(output)) = (&mut maker.stdin, &mut maker.stdout) else { bail!("no pipes") };
+    input.write_all(line.as_bytes()).context("the process that makes namespaces")?;
+    let mut answer = String::new();
+    BufReader::new(output).read_line(&mut answer)?;
+    if answer != MADE {
+        bail!("{}", answer.trim());
+    }
+    let open = |kind: &str| File::open(format!("/proc/{}/ns/{kind}", maker.id()));
+    let [user, mounts] = [open("user")?, open("mnt")?];
+    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User)).context("the user namespace")?;
+    move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount)).context("the mount namespace")
+}
+
+/// Makes namespaces, says how that went, and keeps them until the end of standard input.
+///
+/// # Errors
+/// Nobody is there to be told.
+pub(crate) fn serve() -> anyhow::Result<()> {
+    let mut input = std::io::stdin().lock();
+    let mut line = String::new();
+    input.read_line(&mut line)?;
+    let face = serde_json::from_str(&line)?;
+    let mut output = std::io::stdout().lock();
+    match make(&face) {
+        Ok(()) => output.write_all(MADE.as_bytes())?,
+        Err(error) => writeln!(output, "{error:#}")?,
+    }
+    output.flush()?;
+    input.read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn make(face: &Face) -> anyhow::Result<()> {
+    let (user, group) = (getuid().as_raw(), getgid().as_raw());
+    unshare(CloneFlags::CLONE_NEWUSER).context("no user namespace")?;
+    // The kernel's condition for the next but one.
+    std::fs::write("/proc/self/setgroups", "deny").context("/proc/self/setgroups")?;
+    for (file, number) in [("uid_map", user), ("gid_map", group)] {
+        std::fs::write(format!("/proc/self/{file}"), format!("{number} {number} 1"))
+            .with_context(|| format!("/proc/self/{file}"))?;
+    }
+    mounts::enter()?;
+    mounts::show(face).map_err(|error| anyhow!("in a user namespace: {error:#}"))
+}

@@ -1,0 +1,165 @@
+//! The files of the device, by which programs find it that do not ask the library for everything: `uwarp-run` shows
+//! them in namespaces of the program's, or makes the character device alone.
+
+use std::path::Path;
+
+use uwarp_verbs_tests::{Ended, Host, INTERFACE, binaries};
+
+/// What UCX asks of the character device.
+const HAS_NODE: &str =
+    "test -c /dev/infiniband/uverbs0 && test -r /dev/infiniband/uverbs0 -a -w /dev/infiniband/uverbs0";
+const PORT: &str = "/sys/class/infiniband/uwarp0/ports/1";
+
+fn uwarp_run(host: &Host, words: &[&str]) -> Ended {
+    host.tool("uwarp-run", words)
+}
+
+/// What a shell's script prints behind `uwarp-run` with these options, and what `uwarp-run` says.
+#[track_caller]
+fn script(host: &Host, options: &[&str], script: &str) -> String {
+    uwarp_run(host, &[options, &["sh", "-ec", script]].concat()).succeeded().to_owned()
+}
+
+/// What `ibv_devinfo -v` says, which asks the library, stands in the files. The rest of the folders is there as before.
+#[track_caller]
+fn sees_what_the_library_says(host: &Host) {
+    let report = script(host, &["--roce"], "ibv_devinfo -v");
+    let of_library = |key: &str| {
+        let value = report.lines().find_map(|line| line.trim().strip_prefix(key));
+        value.unwrap_or_else(|| panic!("no {key}: {report}")).trim().to_owned()
+    };
+    let file = |path: &str| script(host, &["--roce"], &format!("cat {path}")).trim().to_owned();
+    assert_eq!(file("/sys/class/infiniband/uwarp0/node_guid"), of_library("node_guid:"));
+    assert_eq!(file("/sys/class/infiniband/uwarp0/fw_ver"), of_library("fw_ver:"));
+    assert_eq!(file("/sys/class/infiniband_verbs/uverbs0/ibdev"), "uwarp0");
+    let lid = file(&format!("{PORT}/lid"));
+    assert_eq!(lid.trim_start_matches("0x"), of_library("port_lid:"));
+    assert!(file(&format!("{PORT}/state")).ends_with(" ACTIVE") && of_library("state:").starts_with("PORT_ACTIVE"));
+    for (index, gid) in ["::ffff:10.9.0.1", "fd00:9::1"].iter().enumerate() {
+        assert!(of_library(&format!("GID[  {index}]:")).starts_with(gid), "{report}");
+        let octets: Vec<u8> = gid.parse::<std::net::Ipv6Addr>().expect("an address").octets().to_vec();
+        let groups: Vec<String> = octets.chunks(2).map(|two| format!("{:02x}{:02x}", two[0], two[1])).collect();
+        assert_eq!(file(&format!("{PORT}/gids/{index}")), groups.join(":"));
+        assert_eq!(file(&format!("{PORT}/gid_attrs/types/{index}")), "RoCE v2");
+        assert_eq!(file(&format!("{PORT}/gid_attrs/ndevs/{index}")), INTERFACE);
+    }
+    script(host, &["--roce"], HAS_NODE);
+    // Nothing else is hidden.
+    script(
+        host,
+        &["--roce"],
+        &format!(
+            "cat /sys/class/net/{INTERFACE}/mtu /dev/null && echo gone >/dev/null && test -e /dev/shm -a -e /dev/fd"
+        ),
+    );
+    let same = |what: &str| assert_eq!(script(host, &["--roce"], what), script(host, &["--no-sysfs"], what), "{what}");
+    same("id -ru; id -rg; pwd; umask; ls -d /sys/class/*/ /dev/* | grep -v infiniband");
+}
+
+#[test]
+fn an_ordinary_user_sees_what_the_library_says() {
+    let host = Host::of_ordinary_user("files-user");
+    sees_what_the_library_says(&host);
+}
+
+#[test]
+fn root_sees_what_the_library_says() {
+    let host = Host::new("files-root");
+    sees_what_the_library_says(&host);
+    let said = script(&host, &["--roce", "-v"], "true");
+    assert!(said.contains("in a mount namespace of the program's"), "{said}");
+}
+
+#[test]
+fn files_are_shown_of_a_device_of_roce_unless_they_are_not_wanted() {
+    let host = Host::of_ordinary_user("files-wanted");
+    let is_there = "cat /sys/class/infiniband/uwarp0/node_type 2>/dev/null || echo none";
+    for (options, expected) in [
+        (&["--roce"][..], "1: CA\n"),
+        (&["--roce", "--no-sysfs"], "none\n"),
+        (&["--iwarp"], "none\n"),
+        (&["--iwarp", "--sysfs"], "4: RNIC\n"),
+    ] {
+        assert_eq!(script(&host, options, is_there), expected, "{options:?}");
+    }
+    // They end with the program.
+    assert!(!Path::new("/sys/class/infiniband/uwarp0").exists() && !Path::new("/dev/infiniband/uverbs0").exists());
+}
+
+#[test]
+fn a_program_that_runs_another_uwarp_run_has_its_files() {
+    let host = Host::of_ordinary_user("files-nested");
+    let run = binaries().join("uwarp-run");
+    let run = run.to_str().expect("a path");
+    let again = |inner: &[&str], script: &str| {
+        uwarp_run(&host, &[&["--roce", run, "-v"], inner, &["sh", "-ec", script]].concat()).succeeded().to_owned()
+    };
+    let said = again(&["--roce"], HAS_NODE);
+    assert!(said.contains("are shown already"), "{said}");
+    // One of another shape has others, however deep it is.
+    let said = again(&["--iwarp", "--sysfs"], "cat /sys/class/infiniband/uwarp0/node_type");
+    assert!(said.contains("4: RNIC") && said.contains("in a user and a mount namespace"), "{said}");
+    let deep = format!("{run} --roce {run} --iwarp --sysfs {run} -v --roce sh -ec '{HAS_NODE}; cat {PORT}/gids/0'");
+    let said = script(&host, &["--iwarp", "--sysfs"], &deep);
+    assert!(said.contains("0000:0000:0000:0000:0000:ffff:0a09:0001") && said.contains("in a user and"), "{said}");
+}
+
+/// As in a container of Docker's: there are no namespaces, and neither is there a right to make devices.
+#[test]
+fn where_namespaces_are_refused_the_program_runs_and_the_reason_is_said() {
+    let host = Host::new("files-refused");
+    let run = binaries().join("uwarp-run");
+    // The limit is that of the user namespace that is made here, and of nobody else.
+    let refuse = format!(
+        "echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all {}",
+        run.to_str().expect("a path")
+    );
+    let refused = |options: &str| {
+        let script = format!("{refuse} {options} echo it runs");
+        host.run(&["unshare", "--user", "--map-root-user", "sh", "-ec", &script]).succeeded().to_owned()
+    };
+    let said = refused("--roce");
+    assert!(said.ends_with("it runs\n") && said.lines().count() == 2, "{said}");
+    for part in ["/dev/infiniband/uverbs0", "no user namespace", "--device /dev/null:", "--no-sysfs"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert_eq!(refused("--roce --no-sysfs"), "it runs\n");
+    assert_eq!(refused("--iwarp"), "it runs\n");
+}
+
+/// A folder that is a root of its own, with an own /dev, as a container has it.
+#[test]
+fn where_namespaces_are_refused_the_character_device_is_made_if_that_is_allowed() {
+    let host = Host::new("files-node");
+    let root = host.directory().join("root");
+    std::fs::create_dir(&root).expect("the directory is ours");
+    let (root, run) = (root.to_str().expect("a path"), binaries().join("uwarp-run"));
+    let run = run.to_str().expect("a path");
+    // The kernel gives no user namespace to a process with another root.
+    let enter = format!(
+        "mount --rbind / {root} && mount -t tmpfs tmpfs {root}/dev && mknod -m 666 {root}/dev/null c 1 3 || exit 77
+         exec chroot {root} setpriv --bounding-set -sys_admin --inh-caps -sys_admin {run} --roce -v sh -ec '{HAS_NODE}
+         test ! -e /sys/class/infiniband/uwarp0; {run} --roce -v true'"
+    );
+    let ended = host.run(&["unshare", "--mount", "sh", "-c", &enter]);
+    if ended.status.code() == Some(77) {
+        return uwarp_notes::skipped("no character device was made: that needs root outside of a user namespace");
+    }
+    let said = ended.succeeded();
+    assert!(said.contains("has made /dev/infiniband/uverbs0") && said.contains("uverbs0 is there, and no"), "{said}");
+}
+
+#[test]
+fn stock_programs_find_the_device_by_its_files() {
+    let host = Host::of_ordinary_user("files-stock");
+    let said = uwarp_run(&host, &["--roce", "ibstat"]);
+    let said = said.succeeded();
+    for part in ["CA 'uwarp0'", "State: Active", "Physical state: LinkUp", "Link layer: Ethernet", "Rate: 25"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let said = uwarp_run(&host, &["--roce", "ucx_info", "-d"]);
+    let said = said.succeeded();
+    assert!(said.contains("Transport: rc_verbs") && said.contains("Device: uwarp0:1"), "{said}");
+    let without = uwarp_run(&host, &["--roce", "--no-sysfs", "ucx_info", "-d"]);
+    assert!(!without.succeeded().contains("uwarp0:1"), "UCX finds it without files");
+}
