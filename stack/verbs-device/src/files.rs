@@ -10,7 +10,9 @@ use std::path::PathBuf;
 
 /// The folder of devices.
 pub const DEVICE_CLASS: &str = "/sys/class/infiniband";
-/// The folder of their character devices.
+/// The folder of the character devices.
+pub const NODES: &str = "/dev/infiniband";
+/// The folder of what is known of these.
 pub const NODE_CLASS: &str = "/sys/class/infiniband_verbs";
 
 /// What there is to show, at one moment.

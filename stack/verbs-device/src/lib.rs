@@ -4,7 +4,7 @@
 
 mod files;
 
-pub use files::{Content, DEVICE_CLASS, Entry, Face, NODE_CLASS, files};
+pub use files::{Content, DEVICE_CLASS, Entry, Face, NODE_CLASS, NODES, files};
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;

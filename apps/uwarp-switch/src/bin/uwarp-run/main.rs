@@ -16,7 +16,7 @@ use uwarp::Config;
 use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE};
 use uwarp_app::output::{complain, printable_lines};
 use uwarp_app::usage;
-use uwarp_verbs_device::{NODE, SHAPE_VARIABLE, Shape};
+use uwarp_verbs_device::{NODE, NODES, SHAPE_VARIABLE, Shape};
 
 use program::Program;
 
@@ -106,8 +106,8 @@ impl Arguments {
             Ok(way) if self.verbose => complain(format_args!("uwarp-run: {way}")),
             Ok(_) => (),
             Err(error) => complain(format_args!(
-                "uwarp-run: a program that looks for /dev/infiniband/{NODE}, as UCX does, will not find it ({}). Start \
-                 the container with --device /dev/null:/dev/infiniband/{NODE}, or add --no-sysfs if the program does \
+                "uwarp-run: a program that looks for {NODES}/{NODE}, as UCX does, will not find it ({}). Start \
+                 the container with --device /dev/null:{NODES}/{NODE}, or add --no-sysfs if the program does \
                  without",
                 printable_lines(&format!("{error:#}"))
             )),

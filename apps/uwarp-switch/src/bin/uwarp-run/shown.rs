@@ -11,12 +11,9 @@ use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _};
 use std::path::Path;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context};
-use uwarp_verbs_device::{Content, DEVICE_CLASS, Face, NAME, NODE, Shape, files};
+use uwarp_verbs_device::{Content, DEVICE_CLASS, Face, NAME, NODE, NODES, Shape, files};
 
 pub(crate) use namespace::{MAKER, serve};
-
-/// The folder of character devices.
-const NODES: &str = "/dev/infiniband";
 
 /// How a program gets to see the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! The device's files in a mount namespace: an overlay of `/sys/class`, and another folder in place of `/dev`.
 
-use super::NODES;
 use anyhow::{Context as _, anyhow};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{Mode, OFlags, open};
@@ -12,7 +11,7 @@ use std::fs::{DirEntry, File};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use uwarp_verbs_device::{Content, Entry, Face, NODE, files};
+use uwarp_verbs_device::{Content, Entry, Face, NODE, NODES, files};
 
 /// Where the kernel shows classes of devices.
 const CLASSES: &str = "/sys/class";
