@@ -9,8 +9,12 @@ use std::process::Command;
 
 use uwarp_verbs_tests::{Host, INTERFACE};
 
-/// The releases of rdma-core that there are lists about: those of Debian 12 and 13.
-const LISTS: [(&str, &str); 2] = [("44", include_str!("../pyverbs-44.txt")), ("56", include_str!("../pyverbs-56.txt"))];
+/// The releases of rdma-core that there are lists about: those of Debian 12, of Debian 13 and of Debian testing.
+const LISTS: [(&str, &str); 3] = [
+    ("44", include_str!("../pyverbs-44.txt")),
+    ("56", include_str!("../pyverbs-56.txt")),
+    ("65", include_str!("../pyverbs-65.txt")),
+];
 const MODULES: [&str; 8] = ["device", "pd", "mr", "cq", "cq_events", "qp", "rdmacm", "fork"];
 /// Debian's own, which pyverbs is built for.
 const PYTHON: &str = "/usr/bin/python3";
@@ -26,7 +30,7 @@ fn rdma_cores_own_tests_pass_or_are_skipped_as_listed() {
     let major = release.split('.').next().unwrap_or_default();
     let Some((_, list)) = LISTS.iter().find(|(of, _)| *of == major) else {
         return uwarp_notes::skipped(&format!(
-            "pyverbs' tests: their lists are about rdma-core 44 and 56, and this is {release}"
+            "pyverbs' tests: their lists are about rdma-core 44, 56 and 65, and this is {release}"
         ));
     };
     let host = Host::new("pyverbs");
