@@ -5,9 +5,10 @@
 //! [`Turn`]. Deregistering revokes the STag and waits until every engine has left a turn in which it may have seen the
 //! STag valid. From then on nothing writes to the buffer.
 //!
-//! Peers may change registered memory at any time, so no reference to it ever exists. The application reads and writes
-//! it through the registration, which copies, and has a slice only after deregistration. Engines copy here by raw
-//! pointers, in the [`kernels`].
+//! Peers may change registered memory at any time, so no reference to it exists meanwhile. The application reads and
+//! writes it through the registration, which copies or has the kernel move octets to and from files. It has a slice
+//! after deregistration, for the time of a [`Lease`], or if nobody else may write. Engines copy here by raw pointers, in
+//! the [`kernels`].
 //!
 //! The protocol between turns and revocations has a loom model: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-memory
 //! --release`.
@@ -19,11 +20,14 @@
 mod access;
 mod atomics;
 mod buffer;
+mod copying;
 mod cycles;
 mod durable;
 mod epoch;
+mod file;
 pub mod kernels;
 mod key;
+mod lease;
 mod options;
 mod persist;
 mod registration;
@@ -40,6 +44,8 @@ pub use buffer::{PageAdvice, RegionBuffer};
 pub use cycles::cycles;
 pub use durable::{CommitMailbox, CommitReply, CommitStatus, CommitStream, Committer, Durable, EngineCommitter, Store};
 pub use epoch::GracePeriod;
+pub use file::{FileError, FileErrorReason, RegionPart, read_file, write_file};
+pub use lease::{Lease, LendError};
 pub use options::{ChangeError, RegionChange, RegisterError, TaggedBase, Unregistered};
 pub use registration::{RangeError, Registration};
 pub use table::RegionTable;

@@ -16,7 +16,7 @@ use crate::buffer::RegionBuffer;
 use crate::durable::{Committer, Durable, Store, durable};
 use crate::options::{ChangeError, RegionChange, TaggedBase, Unregistered};
 use crate::shared_bytes;
-use crate::slot::Flags;
+use crate::slot::{Flags, SlotState};
 use crate::table::RegionTable;
 
 /// An access of the owner that the region cannot serve.
@@ -220,7 +220,7 @@ impl Registration {
     /// Invalidates the STag and waits until no engine uses it. After that, only calls of the owner change the octets.
     /// If a peer has invalidated the STag already, this only waits.
     pub fn invalidate(&self) {
-        self.table.revoke(self.index);
+        self.revoke();
     }
 
     /// Whether commits of the region make it durable.
@@ -282,9 +282,24 @@ impl Registration {
         Some(buffer.unshared())
     }
 
+    /// The first octet, and how many there are.
+    pub(crate) fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.start, self.length)
+    }
+
+    /// Invalidates the STag and waits until no engine uses it. Gives the slot's state before.
+    pub(crate) fn revoke(&self) -> SlotState {
+        self.table.revoke(self.index)
+    }
+
+    /// Makes the STag valid again if it was in `before`.
+    pub(crate) fn restore(&self, before: SlotState) {
+        self.table.entry(self.index).state.restore(before);
+    }
+
     /// The address of the `length` octets from `offset` on.
     #[inline]
-    fn locate(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RangeError> {
+    pub(crate) fn locate(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RangeError> {
         if offset > self.length || self.length - offset < length {
             return Err(RangeError::Bounds);
         }

@@ -244,10 +244,11 @@ impl RegionTable {
         allocator.free.push(index);
     }
 
-    /// Invalidates a region's STag and waits until nothing uses it. The slot stays in use.
-    pub(crate) fn revoke(&self, index: u32) {
-        self.entries[index as usize].state.invalidate();
+    /// Invalidates a region's STag and waits until nothing uses it. The slot stays in use. Gives its state before.
+    pub(crate) fn revoke(&self, index: u32) -> SlotState {
+        let before = self.entries[index as usize].state.invalidate();
         self.grace_period().wait();
+        before
     }
 
     /// Whether a region's STag is valid: not invalidated by a peer or by its owner.

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
 use uwarp_engine::command::{ConnectFailure, ControlError};
-use uwarp_memory::{ChangeError, RegisterError};
+use uwarp_memory::{ChangeError, FileError, FileErrorReason, LendError, RegisterError};
 
 /// Failure of a call outside the packet path.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +67,12 @@ pub enum Error {
     /// A registration could not be changed; it is as it was.
     #[error("the registration cannot be changed: {0}")]
     Change(#[from] ChangeError),
+    /// A region's memory cannot be borrowed; the region is as it was.
+    #[error(transparent)]
+    Lend(#[from] LendError),
+    /// Octets did not get from a file to a region, or back.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A range is not inside its memory region.
     #[error("octets {start}..{end} are outside of a memory region of {len} octets")]
     OutOfRegion {
@@ -175,6 +181,13 @@ impl Error {
                 RegisterError::TableFull { .. } | RegisterError::Quota { .. } => Errno::NOMEM,
                 RegisterError::Wrap { .. } => Errno::INVAL,
             },
+            Self::File(FileError { reason, .. }) => match reason {
+                FileErrorReason::System(source) => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+                FileErrorReason::OutOfRegion { .. } => Errno::INVAL,
+                // The end of the file, where octets should be; the list may grow.
+                _ => Errno::IO,
+            },
+            Self::Lend(_) => Errno::INVAL,
             Self::Change(ChangeError::Bound) => Errno::BUSY,
             Self::Change(ChangeError::Durable) => Errno::INVAL,
             Self::PortTaken(_) | Self::Control(ControlError::PortInUse(_)) => Errno::ADDRINUSE,

@@ -13,4 +13,5 @@ pub(crate) mod region;
 pub(crate) mod remote;
 pub(crate) mod request;
 pub(crate) mod shared_receives;
+pub(crate) mod storage;
 pub(crate) mod window;

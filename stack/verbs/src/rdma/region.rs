@@ -128,12 +128,13 @@ pub struct Unregistered {
 
 /// Memory that engines, and as far as its rights go peers, may read and write.
 ///
-/// Peers can change it at any time, so it is reached by copies and by loads and stores of whole words; it is an
-/// ordinary `[u8]` again after [`deregister`](Self::deregister). Dropping the region revokes the STag, waits until no
+/// Peers can change it at any time, so it is reached by copies, by files ([`read_from`](Self::read_from)), and by loads
+/// and stores of whole words. It is an ordinary `[u8]` while it is lent ([`lend`](Self::lend)), and again after
+/// [`deregister`](Self::deregister). Dropping the region revokes the STag, waits until no
 /// engine uses it, and frees the memory; of a durable region, it waits for the commits that are under way, too.
 #[derive(Debug)]
 pub struct MemoryRegion {
-    registration: Registration,
+    pub(super) registration: Registration,
     /// Of a durable region whose commits have a thread; ends when the registration is gone.
     _committer: Option<CommitterThread>,
 }
@@ -280,16 +281,7 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::OutOfRegion`] if the range is not inside, or is longer than 2^32 - 1 octets.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
-        let start = match range.start_bound() {
-            Bound::Included(&start) => start,
-            Bound::Excluded(&start) => start.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&end) => end.saturating_add(1),
-            Bound::Excluded(&end) => end,
-            Bound::Unbounded => self.len(),
-        };
+        let (start, end) = self.bounds(range);
         let length = end.checked_sub(start).and_then(|length| u32::try_from(length).ok());
         match length {
             Some(length) if end <= self.len() => {
@@ -428,8 +420,23 @@ impl MemoryRegion {
         self.registration.deregister()
     }
 
+    /// The first octet of a range, and its end, which may lie outside of the region.
+    pub(super) fn bounds(&self, range: impl RangeBounds<usize>) -> (usize, usize) {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end.saturating_add(1),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len(),
+        };
+        (start, end)
+    }
+
     #[cold]
-    fn outside(&self, offset: usize, length: usize) -> Error {
+    pub(super) fn outside(&self, offset: usize, length: usize) -> Error {
         Error::OutOfRegion { start: offset, end: offset.saturating_add(length), len: self.len() }
     }
 }
