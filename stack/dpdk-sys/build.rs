@@ -1,7 +1,7 @@
 //! Finds DPDK, generates bindings for the part in use, and compiles the shim for functions that C only has inline.
 //!
 //! DPDK's static libraries go into each program, with the drivers of the file `drivers`. `UWARP_DPDK=shared` links the
-//! shared ones instead, for the drivers of NICs.
+//! shared ones instead, with all drivers of the installed DPDK.
 
 use std::env;
 use std::path::PathBuf;

@@ -218,13 +218,15 @@ pub enum Queues {
     Several,
 }
 
-/// Creates two tap interfaces in one namespace, which outlive the processes that open them, and a bridge (`bridge0`)
-/// between them, on which the kernel is silent.
+/// Creates tap interfaces in one namespace, which outlive the processes that open them, and a bridge (`bridge0`) among
+/// them, on which the kernel is silent.
 ///
 /// # Errors
 /// See [`run`].
-pub fn taps(ends: [(End<'_>, Queues); 2]) -> io::Result<()> {
-    let bridge = End { interface: "bridge0", addresses: &[], ..ends[0].0 };
+pub fn taps<'a>(ends: impl IntoIterator<Item = (End<'a>, Queues)>) -> io::Result<()> {
+    let mut ends = ends.into_iter().peekable();
+    let Some((first, _)) = ends.peek() else { return Ok(()) };
+    let bridge = End { interface: "bridge0", addresses: &[], ..*first };
     bridge.ip(&["link", "add", bridge.interface, "type", "bridge"])?;
     bridge.bring_up()?;
     for (end, queues) in ends {

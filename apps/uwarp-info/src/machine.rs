@@ -126,10 +126,9 @@ fn devices(drivers: &[String], nics: &[Nic], hugepages: &[Hugepages]) -> Vec<Dev
     if !root {
         tap.push("the privilege CAP_NET_ADMIN: run as root, or in a user namespace".to_owned());
     }
+    let nic_drivers =
+        if uwarp_dpdk::loads_drivers() { "by the device".to_owned() } else { uwarp_dpdk::NIC_DRIVERS.join(", ") };
     let mut pci = Vec::new();
-    if !uwarp_dpdk::loads_drivers() {
-        pci.push("drivers of NICs: build uwarp with UWARP_DPDK=shared".to_owned());
-    }
     if nics.is_empty() {
         pci.push("a PCI network device: there is none".to_owned());
     } else if !nics.iter().any(Nic::is_free) {
@@ -151,7 +150,7 @@ fn devices(drivers: &[String], nics: &[Nic], hugepages: &[Hugepages]) -> Vec<Dev
         device("memif", "net_memif", missing_drivers(&["net_memif"])),
         device("af_packet", "net_af_packet", af_packet),
         device("tap", "net_tap", tap),
-        device("pci", "by the device", pci),
+        device("pci", &nic_drivers, pci),
     ]
 }
 

@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex};
 use dpdk_sys::{self as sys, fast};
 use serde::{Deserialize, Serialize};
 
-use crate::error::REBUILD;
 use crate::lock::lock;
 use crate::log::{error_text, last_error};
 pub use crate::pool::UnusedPool;
-use crate::{Error, gate, locked, log, maintenance, pool, signal};
+use crate::{Error, gate, locked, log, maintenance, pci, pool, signal};
 
 /// How DPDK is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,10 +64,11 @@ impl EalConfig {
             add(&["--no-huge", "--no-shconf"]);
         }
         add(&["-m", &self.memory_mib.to_string()]);
-        // Use virtual addresses in descriptors also as root, where EAL would choose physical ones.
-        add(&["--iova-mode=va", "--no-telemetry"]);
+        add(&["--no-telemetry"]);
         if self.pci.is_empty() {
-            add(&["--no-pci"]);
+            // Use virtual addresses in descriptors also as root, where EAL would choose physical ones. With a PCI
+            // device EAL chooses: uio has no IOMMU, and wants physical ones.
+            add(&["--no-pci", "--iova-mode=va"]);
         }
         for address in &self.pci {
             add(&["-a", address]);
@@ -292,7 +292,7 @@ pub fn without_cancellation<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Whether EAL loads the drivers of the installed DPDK. If not, DPDK is in the program, with drivers of virtual devices
-/// alone.
+/// and of few NICs ([`NIC_DRIVERS`](crate::NIC_DRIVERS)).
 pub const fn loads_drivers() -> bool {
     sys::DRIVERS.is_empty()
 }
@@ -327,13 +327,8 @@ pub fn list_drivers() -> Vec<String> {
 }
 
 fn check(config: &EalConfig) -> Result<(), Error> {
-    if let Some(address) = config.pci.first()
-        && !loads_drivers()
-    {
-        return Err(Error::Unsupported {
-            device: format!("the PCI device {address}"),
-            reason: format!("this build of uwarp has no drivers of NICs: {REBUILD}"),
-        });
+    for device in &config.pci {
+        pci::check(device.split(',').next().unwrap_or(device), config.hugepages)?;
     }
     if config.memory_mib < 32 {
         return Err(Error::Configuration(format!("memory-mib is {}: DPDK needs at least 32", config.memory_mib)));
@@ -436,13 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_without_drivers_of_nics_names_the_one_with_them() {
-        let nic = EalConfig { pci: vec!["0000:03:00.0".to_owned()], ..EalConfig::default() };
-        let refusal = check(&nic).err().map(|error| error.to_string());
-        assert_eq!(refusal.is_none(), loads_drivers());
-        if let Some(refusal) = refusal {
-            assert!(refusal.contains("0000:03:00.0") && refusal.contains("UWARP_DPDK=shared"), "{refusal}");
-        }
+    fn a_build_has_the_drivers_of_every_virtual_device() {
         let drivers = list_drivers();
         for driver in ["net_memif", "net_vhost", "net_virtio_user", "net_af_packet", "net_tap"] {
             assert!(drivers.iter().any(|name| name == driver), "{driver} is not in {drivers:?}");

@@ -25,6 +25,7 @@ mod maintenance;
 mod mbuf;
 #[doc(hidden)]
 pub mod measure;
+mod pci;
 mod plan;
 mod pool;
 mod port;
@@ -39,6 +40,7 @@ pub use eal::{
 };
 pub use error::Error;
 pub use mbuf::{ChecksumStatus, Mbuf, RxChecksum, Segments, TxChecksum};
+pub use pci::NIC_DRIVERS;
 pub use plan::CUT_ROOM;
 pub use port::{Capabilities, Link, Offloads, Port, PortInfo, PortOptions, Rss, Statistics};
 pub use queue::{PoolLevels, Queue};

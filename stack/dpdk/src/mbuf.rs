@@ -243,6 +243,14 @@ impl Mbuf {
         }
     }
 
+    /// Clears these of the driver's flags.
+    #[inline]
+    pub(crate) fn clear_flags(&mut self, flags: u64) {
+        if let Some(header) = self.header_mut() {
+            header.ol_flags &= !flags;
+        }
+    }
+
     /// Copies octets from `offset` on out of the chain; returns how many were copied, at most `out.len()`.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let mut skip = offset;

@@ -14,7 +14,7 @@ use dpdk_sys::{fast, rte_eth_fp_ops, rte_mbuf, rte_mempool};
 use crate::alarm::{Alarm, Awaited};
 use crate::gate::{BurstFlag, Registered};
 use crate::pool::Pool;
-use crate::port::inner::Inner;
+use crate::port::inner::{Correction, Inner};
 use crate::{Capabilities, MAX_BURST, Mbuf, copies};
 
 /// How full the buffer pools are.
@@ -51,8 +51,7 @@ pub struct Queue {
     /// Of a port that does not move.
     operations: *const rte_eth_fp_ops,
     kind: Kind,
-    /// The driver gives a received chain the length of its first segment.
-    miscounts_chains: bool,
+    correction: Correction,
     index: u16,
     rx_pool: *mut rte_mempool,
     tx_pool: *mut rte_mempool,
@@ -82,7 +81,7 @@ impl Queue {
             // SAFETY: the number is that of an open port.
             operations: unsafe { fast::operations(port.port_id()) },
             kind,
-            miscounts_chains: port.miscounts_chains(),
+            correction: port.correction(),
             index,
             rx_pool: state.rx_pool.raw(),
             tx_pool: state.tx_pool.raw(),
@@ -144,8 +143,10 @@ impl Queue {
                 _ => self.burst(|operations| usize::from(fast::rx_burst(operations, index, end, count))),
             };
             out.set_len(len + received);
-            if self.miscounts_chains {
-                out[len..].iter_mut().for_each(Mbuf::sum_segments);
+            match self.correction {
+                Correction::None => {}
+                Correction::ChainLengths => out[len..].iter_mut().for_each(Mbuf::sum_segments),
+                Correction::Verdicts(flags) => out[len..].iter_mut().for_each(|packet| packet.clear_flags(flags)),
             }
             received
         }

@@ -4,6 +4,7 @@
 pub mod echo;
 pub mod flows;
 pub mod link;
+pub mod nic;
 pub mod raw_peer;
 pub mod scripts;
 pub mod siw;

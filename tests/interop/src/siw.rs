@@ -95,7 +95,7 @@ impl Guest {
     /// # Panics
     /// It does not start; the text has the reason.
     pub fn boot(attachment: Attachment<'_>, offloads: bool) -> Self {
-        Self::boot_with(attachment, offloads, &[])
+        Self::boot_with(Some(attachment), offloads, &[])
     }
 
     /// The same with the kernel of Debian testing, without offloads.
@@ -103,7 +103,7 @@ impl Guest {
     /// # Panics
     /// As [`boot`](Self::boot).
     pub fn boot_current(attachment: Attachment<'_>) -> Self {
-        Self::boot_with(attachment, false, &["--kernel", "testing"])
+        Self::boot_with(Some(attachment), false, &["--kernel", "testing"])
     }
 
     /// As [`boot`](Self::boot) without offloads, and port 2049 of this network namespace's loopback leads to the
@@ -112,7 +112,7 @@ impl Guest {
     /// # Panics
     /// As [`boot`](Self::boot), and if the server does not start.
     pub fn boot_with_nfs_server(attachment: Attachment<'_>) -> Self {
-        let mut guest = Self::boot_with(attachment, false, &["--forward", "2049:2049"]);
+        let mut guest = Self::boot_with(Some(attachment), false, &["--forward", "2049:2049"]);
         guest.run("nfs-server").success();
         guest
     }
@@ -123,12 +123,25 @@ impl Guest {
     /// # Panics
     /// As [`boot`](Self::boot), and if the path is not UTF-8.
     pub fn boot_with_folder(attachment: Attachment<'_>, folder: &Path) -> Self {
-        Self::boot_with(attachment, false, &["--add", folder.to_str().expect("a path in UTF-8")])
+        Self::boot_with(Some(attachment), false, &["--add", folder.to_str().expect("a path in UTF-8")])
     }
 
-    fn boot_with(attachment: Attachment<'_>, offloads: bool, more: &[&str]) -> Self {
+    /// Starts a guest without a network of its own, in which DPDK can have the NICs that `options` of the script name.
+    ///
+    /// # Panics
+    /// As [`boot`](Self::boot).
+    pub fn boot_with_nics(folder: &Path, options: &[&str]) -> Self {
+        let folder = folder.to_str().expect("a path in UTF-8");
+        Self::boot_with(None, false, &[&["--add", folder], options].concat())
+    }
+
+    fn boot_with(attachment: Option<Attachment<'_>>, offloads: bool, more: &[&str]) -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/siw-guest");
-        let kernel = if more.contains(&"--kernel") { "testing" } else { "6.1" };
+        let kernel = match attachment {
+            None => "nic",
+            Some(_) if more.contains(&"--kernel") => "testing",
+            Some(_) => "6.1",
+        };
         let made =
             Command::new(&script).args(["prepare", kernel]).stdin(Stdio::null()).output().expect("bash is there");
         assert!(made.status.success(), "the siw guest cannot be made: {}", String::from_utf8_lossy(&made.stderr));
@@ -138,9 +151,10 @@ impl Guest {
         command.arg("run").args(["--offloads", if offloads { "on" } else { "off" }]);
         command.args(["--address6", &format!("{GUEST6}/64")]).args(more);
         match attachment {
-            Attachment::Vhost(path) => command.arg("--vhost").arg(path),
-            Attachment::Tap(name) => command.args(["--tap", name]),
-        };
+            Some(Attachment::Vhost(path)) => _ = command.arg("--vhost").arg(path),
+            Some(Attachment::Tap(name)) => _ = command.args(["--tap", name]),
+            None => {}
+        }
         command.arg("--agent").arg(&socket).arg("--console").arg(folder.path().join("console"));
         // qemu logs each time that the stack leaves and returns.
         let errors = std::fs::File::create(folder.path().join("qemu")).expect("a file");
@@ -161,8 +175,10 @@ impl Guest {
         agent.set_read_timeout(Some(PATIENCE)).expect("a limit");
         let agent = BufReader::new(agent);
         let mut guest = Self { process, agent, next: 0, answers: HashMap::new(), folder };
-        let links = guest.run("rdma link").success();
-        assert!(links.contains("netdev eth0"), "the guest has no siw: {links}");
+        if attachment.is_some() {
+            let links = guest.run("rdma link").success();
+            assert!(links.contains("netdev eth0"), "the guest has no siw: {links}");
+        }
         guest
     }
 

@@ -17,8 +17,19 @@ pub(crate) struct Inner {
     pub(super) device: Device,
     pub(super) queues: Vec<QueueState>,
     pub(super) reconnector: Option<Arc<Reconnector>>,
-    /// A zero-copy memif client. Its driver adds a segment's length to the packet before it sets that length.
-    pub(super) miscounts_chains: bool,
+    pub(super) correction: Correction,
+}
+
+/// What is corrected in each received packet, because the driver says it wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Correction {
+    /// Nothing.
+    None,
+    /// A zero-copy memif client's driver adds a segment's length to the packet before it sets that length: the packet
+    /// has the length of its first segment.
+    ChainLengths,
+    /// The driver has verdicts on checksums that it was not asked to check: these flags are cleared.
+    Verdicts(u64),
 }
 
 /// The state of one queue.
@@ -53,9 +64,8 @@ impl Inner {
         self.info.driver == "net_vhost"
     }
 
-    /// Whether a received chain has the length of its first segment alone.
-    pub(crate) fn miscounts_chains(&self) -> bool {
-        self.miscounts_chains
+    pub(crate) fn correction(&self) -> Correction {
+        self.correction
     }
 
     /// Whether the port's number may change.

@@ -13,7 +13,7 @@ use super::device::{
     Device, Features, add, configure, failed, interface_mtu, on_bus, port_of, set_up_queue, start_once, unplug,
     wake_vhost,
 };
-use super::inner::{Inner, QueueState};
+use super::inner::{Correction, Inner, QueueState};
 use super::replug::Recipe;
 use crate::alarm::{Alarm, Announcement, Watch};
 use crate::gate::{self, Registered};
@@ -21,7 +21,7 @@ use crate::log::Mark;
 use crate::maintenance::{Cure, Reconnector};
 use crate::plan::{self, Plan, Socket};
 use crate::pool::Pool;
-use crate::{DeviceConfig, Eal, Error, HEADROOM, copies, ring, signal};
+use crate::{DeviceConfig, Eal, Error, HEADROOM, copies, pci, ring, signal};
 
 /// Between two attempts to reach a peer.
 const RETRY: Duration = Duration::from_millis(10);
@@ -70,6 +70,16 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     let node = numa.unwrap_or(own_node.max(0));
 
     let features = configure(port, plan, options, &limits)?;
+    if plan.bus == "pci" && options.queues > 1 && !features.rss {
+        // The em driver offers two queues and fills the first.
+        return Err(Error::Unsupported {
+            device: plan.name.clone(),
+            reason: format!(
+                "its driver {} does not spread received packets over queues: use one engine",
+                driver_name(&limits)
+            ),
+        });
+    }
     let queues = set_up_queues(eal, port, plan, options, &limits, node, features)?;
     if let DeviceConfig::Tap { name, .. } = config {
         let kept = signal::keep_those_of_taps().and_then(|()| signal::keep_from_children(name));
@@ -105,14 +115,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
     if mac.addr_bytes == [0; 6] {
         mac.addr_bytes = plan::own_address(u32::from(port));
     }
-    // SAFETY: the driver's name is a static string, or null.
-    let driver = unsafe {
-        if limits.driver_name.is_null() {
-            String::new()
-        } else {
-            CStr::from_ptr(limits.driver_name).to_string_lossy().into_owned()
-        }
-    };
+    let driver = driver_name(&limits);
     let has = |offload: u64, of: u64| of & offload != 0;
     let capabilities = Capabilities {
         mac: mac.addr_bytes,
@@ -164,7 +167,15 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         ring: device.ring.take(),
         watch: device.watch.take(),
     };
-    Ok(Inner { info, device, queues, reconnector, miscounts_chains: plan.shares_memory })
+    Ok(Inner { info, device, queues, reconnector, correction: correction(plan, features) })
+}
+
+fn driver_name(limits: &sys::rte_eth_dev_info) -> String {
+    if limits.driver_name.is_null() {
+        return String::new();
+    }
+    // SAFETY: the driver's name is a static string.
+    unsafe { CStr::from_ptr(limits.driver_name) }.to_string_lossy().into_owned()
 }
 
 /// Checks the kernel's interface first, because DPDK's messages are less clear.
@@ -178,6 +189,21 @@ fn check_interface(config: &DeviceConfig, options: &PortOptions) -> Result<(), E
         )));
     }
     Ok(())
+}
+
+/// What the driver says wrongly of received packets.
+fn correction(plan: &Plan, features: Features) -> Correction {
+    if plan.shares_memory {
+        return Correction::ChainLengths;
+    }
+    if plan.bus != "pci" {
+        return Correction::None;
+    }
+    // A driver may call the checksums of damaged packets good if it was not asked to look (igb).
+    let unasked = |offload: u64, flags: u64| if features.rx & offload == 0 { flags } else { 0 };
+    let flags = unasked(sys::UWARP_ETH_RX_IPV4_CKSUM, sys::UWARP_RX_IP_CKSUM_MASK)
+        | unasked(sys::UWARP_ETH_RX_TCP_CKSUM, sys::UWARP_RX_L4_CKSUM_MASK);
+    if flags == 0 { Correction::None } else { Correction::Verdicts(flags) }
 }
 
 /// Creates the device on its bus and finds its port.
@@ -225,7 +251,11 @@ fn make(
             let mark = Mark::now();
             let result = on_bus(|| add(plan));
             if result != 0 {
-                return Err(failed(plan, "rte_eal_hotplug_add", result, &mark));
+                let error = failed(plan, "rte_eal_hotplug_add", result, &mark);
+                return Err(match (plan.bus, &error) {
+                    ("pci", Error::Device { reason, .. }) => pci::without_port(&plan.name, reason),
+                    _ => error,
+                });
             }
         }
     }
@@ -345,5 +375,27 @@ fn start(port: u16, plan: &Plan, options: &PortOptions, deadline: Instant) -> Re
                 result => Err(failed(plan, "rte_eth_dev_start", result, &mark)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceConfig;
+
+    #[test]
+    fn a_nic_is_believed_about_what_it_was_asked_to_check() {
+        let checks = sys::UWARP_ETH_RX_IPV4_CKSUM | sys::UWARP_ETH_RX_TCP_CKSUM;
+        let with = |rx| Features { rx, tx: 0, rss: false };
+        let of = |config: &DeviceConfig| Plan::new(config, &PortOptions::default()).expect("a plan");
+        let nic = of(&DeviceConfig::Pci { address: "0000:03:00.0".to_owned() });
+        assert_eq!(correction(&nic, with(checks)), Correction::None);
+        let Correction::Verdicts(neither) = correction(&nic, with(0)) else { panic!("all is believed") };
+        assert_eq!(neither, sys::UWARP_RX_IP_CKSUM_MASK | sys::UWARP_RX_L4_CKSUM_MASK);
+        let ip = correction(&nic, with(sys::UWARP_ETH_RX_TCP_CKSUM));
+        assert_eq!(ip, Correction::Verdicts(sys::UWARP_RX_IP_CKSUM_MASK));
+        // Of a virtio peer the flags say that memory does not corrupt.
+        let null = of(&DeviceConfig::Null { frame_size: None });
+        assert_eq!(correction(&null, with(0)), Correction::None);
     }
 }
