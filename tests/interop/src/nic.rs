@@ -1,10 +1,12 @@
 //! NICs that qemu emulates, each driven by DPDK in a guest, on one bridge with a tap of the stack at this end.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use uwarp_netns::{self as netns, End, Queues};
 
 use crate::siw::{Guest, Job};
@@ -19,6 +21,7 @@ const TOOLS: [&str; 3] = ["uwarp-perf", "uwarp-info", "uwarp-stat"];
 /// A guest with NICs, and this machine's end. It must be in a network namespace of the test.
 pub struct Bench {
     guest: Guest,
+    monitor: BufReader<UnixStream>,
     folder: tempfile::TempDir,
 }
 
@@ -54,8 +57,13 @@ impl Bench {
         for nic in &nics {
             options.extend(["--nic", nic]);
         }
+        let socket = folder.path().join("monitor");
+        options.extend(["--monitor", socket.to_str().expect("a path in UTF-8")]);
         let guest = Guest::boot_with_nics(&inside, &options);
-        Bench { guest, folder }
+        let monitor = BufReader::new(UnixStream::connect(&socket).expect("qemu's monitor"));
+        let mut bench = Bench { guest, monitor, folder };
+        bench.tell(&json!({"execute": "qmp_capabilities"}));
+        bench
     }
 
     /// Runs a command line in the guest, in the folder of the tools. Its output, if it was successful.
@@ -73,7 +81,9 @@ impl Bench {
     /// Starts a server of uwarp-perf in the guest, and waits until it serves.
     pub fn serve(&mut self, configuration: &str) -> Server {
         let serve = format!("./uwarp-perf serve --config {configuration} >/tmp/serve 2>&1 & echo $! >/tmp/pid; wait");
-        let job = self.guest.start(&format!("rm -f /tmp/serve; cd /nic; {serve}"));
+        // What an earlier server has said.
+        self.run("rm -f /tmp/serve");
+        let job = self.guest.start(&format!("cd /nic; {serve}"));
         let end = Instant::now() + PATIENCE;
         while self.guest.run("grep -q waiting /tmp/serve").status != 0 {
             assert!(Instant::now() < end, "the server does not serve: {}", self.run("cat /tmp/serve"));
@@ -88,6 +98,32 @@ impl Bench {
         serde_json::from_str(&text).expect("JSON of uwarp-stat")
     }
 
+    /// Pulls the cable of a NIC out, or plugs it in, and waits until the server has noticed.
+    pub fn set_cable(&mut self, number: usize, plugged: bool) {
+        let cable = json!({"name": format!("nic{number}"), "up": plugged});
+        self.tell(&json!({"execute": "set_link", "arguments": cable}));
+        let end = Instant::now() + PATIENCE;
+        while self.look()["port"]["link-up"] != plugged {
+            assert!(Instant::now() < end, "the driver does not notice the cable");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Has qemu's monitor carry out a command.
+    fn tell(&mut self, command: &Value) {
+        writeln!(self.monitor.get_mut(), "{command}").expect("the monitor listens");
+        // A greeting and events come in between.
+        loop {
+            let mut line = String::new();
+            self.monitor.read_line(&mut line).expect("the monitor answers");
+            let answer: Value = serde_json::from_str(&line).expect("JSON of the monitor");
+            assert!(answer.get("error").is_none(), "{command}: {answer}");
+            if answer.get("return").is_some() {
+                return;
+            }
+        }
+    }
+
     /// Ends it.
     pub fn end(&mut self, server: Server) {
         self.run("kill -TERM $(cat /tmp/pid)");
@@ -95,13 +131,22 @@ impl Bench {
     }
 
     /// Runs a test of uwarp-perf from this end; every octet is checked. Its result.
-    pub fn measure(&mut self, test: &str, arguments: &[&str]) -> Value {
+    pub fn measure(&self, test: &str, arguments: &[&str]) -> Value {
+        Self::finish(self.start(test, arguments))
+    }
+
+    /// The same, to go on meanwhile.
+    pub fn start(&self, test: &str, arguments: &[&str]) -> Child {
         let mut command = Command::new(tool("uwarp-perf"));
         command.args(["run", test, "--server", "10.77.0.2", "--verify", "--json", "-", "--config"]);
         command.arg(self.folder.path().join("uwarp.toml")).args(arguments).stdin(Stdio::null());
-        let output = command.output().expect("uwarp-perf starts");
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{test} {arguments:?}: {errors}");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("uwarp-perf starts")
+    }
+
+    /// Waits for the result.
+    pub fn finish(test: Child) -> Value {
+        let output = test.wait_with_output().expect("uwarp-perf ends");
+        assert!(output.status.success(), "uwarp-perf: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("JSON of uwarp-perf")
     }
 }

@@ -1,5 +1,7 @@
 //! Drivers of NICs: uwarp in a guest, on NICs that qemu emulates, with uwarp on this machine as the peer.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use uwarp_interop_tests::nic::Bench;
 use uwarp_netns as netns;
@@ -51,6 +53,17 @@ fn damage(bench: &mut Bench, configuration: &str) {
     bench.end(server);
 }
 
+/// The cable is out for a second while Writes run. The driver notices, and the connection goes on.
+fn cable(bench: &mut Bench, configuration: &str) {
+    let server = bench.serve(configuration);
+    let writes = bench.start("write-bandwidth", &["--size", "16K", "--depth", "2", "--duration", "5s"]);
+    bench.set_cable(0, false);
+    std::thread::sleep(Duration::from_secs(1));
+    bench.set_cable(0, true);
+    Bench::finish(writes);
+    bench.end(server);
+}
+
 #[test]
 fn two_engines_share_the_queues_of_a_nic_and_drop_damaged_frames() {
     netns::test_inside("two_engines_share_the_queues_of_a_nic_and_drop_damaged_frames", || {
@@ -59,6 +72,7 @@ fn two_engines_share_the_queues_of_a_nic_and_drop_damaged_frames() {
         assert!(info.contains("0000:00:08.0") && info.contains("net_e1000"), "{info}");
         two_engines(&mut bench, "0-2.toml");
         damage(&mut bench, "0-1.toml");
+        cable(&mut bench, "0-1.toml");
         // It offers two queues, and would fill the first alone.
         let refusal = bench.refusal("./uwarp-perf serve --config 1-2.toml");
         assert!(refusal.contains("net_e1000_em") && refusal.contains("one engine"), "{refusal}");
