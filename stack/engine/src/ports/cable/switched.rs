@@ -181,6 +181,8 @@ impl SwitchedPort {
     #[cold]
     fn unplug(&mut self) {
         self.peers.retain(|peer| !peer.is_gone || peer.line.end.receiver.is_waiting());
+        // It may lie beyond those that are left.
+        self.turn = 0;
         self.index();
     }
 

@@ -295,3 +295,22 @@ fn a_peer_that_does_not_read_loses_frames_and_holds_up_nobody() {
     got += taken(&mut rig.peers[0]).len();
     assert_eq!((got, rig.port.transmit_free()), (32, 64), "in order, and no buffer is left behind");
 }
+
+#[test]
+fn several_peers_may_leave_at_once() {
+    for phase in 0..3 {
+        let mut rig = rig();
+        let (near, far) = cable();
+        far.receiver.attend();
+        rig.news.send(CableNews::Plugged { peer: 3, end: near }).unwrap();
+        for _ in 0..phase {
+            assert!(rig.received().is_empty());
+        }
+        for peer in [1, 2] {
+            rig.news.send(CableNews::Unplugged { peer }).unwrap();
+        }
+        for _ in 0..3 {
+            assert!(rig.received().is_empty(), "{phase}");
+        }
+    }
+}
