@@ -2,6 +2,7 @@
 //! them in namespaces of the program's, or makes the character device alone.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use uwarp_verbs_tests::{Ended, Host, INTERFACE, binaries};
 
@@ -102,6 +103,33 @@ fn a_program_that_runs_another_uwarp_run_has_its_files() {
     let deep = format!("{run} --roce {run} --iwarp --sysfs {run} -v --roce sh -ec '{HAS_NODE}; cat {PORT}/gids/0'");
     let said = script(&host, &["--iwarp", "--sysfs"], &deep);
     assert!(said.contains("0000:0000:0000:0000:0000:ffff:0a09:0001") && said.contains("in a user and"), "{said}");
+}
+
+/// In namespaces of their own, the kernel would refuse them each other's memory.
+#[test]
+fn programs_of_a_user_that_run_at_once_share_their_namespaces() {
+    let host = Host::of_ordinary_user("files-shared");
+    let run = binaries().join("uwarp-run");
+    let run = run.to_str().expect("a path");
+    // Each command of a host has mounts of its own, so one starts all of them.
+    let wait = "echo $0 $(readlink /proc/self/ns/user); until test -e end; do sleep 0.05; done";
+    let all =
+        format!("for shape in roce roce roce iwarp; do {run} --$shape --sysfs sh -ec '{wait}' $shape & done; wait");
+    let running = host.start(&["sh", "-ec", &all]);
+    let began = Instant::now();
+    while running.printed().lines().count() < 4 {
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", running.printed());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::write(host.directory().join("end"), "").expect("the directory is ours");
+    let ended = running.wait();
+    let places = |shape: &str| {
+        let lines = ended.output.lines().filter_map(|line| line.strip_prefix(shape));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (roce, iwarp) = (places("roce "), places("iwarp "));
+    assert!(roce.len() == 3 && roce.iter().all(|place| *place == roce[0]), "{}", ended.output);
+    assert!(iwarp.len() == 1 && iwarp[0] != roce[0], "it sees other files: {}", ended.output);
 }
 
 /// As in a container of Docker's: there are no namespaces, and neither is there a right to make devices.

@@ -1,17 +1,21 @@
 //! The files by which programs find a device without asking the library: `/sys/class/infiniband`, and a character
 //! device in `/dev/infiniband`.
 
+mod files;
 mod mounts;
 mod namespace;
+mod shared;
 
 use anyhow::{Context as _, bail};
 use rustix::fs::{CWD, FileType, Mode, RawMode, chmod, makedev, mknodat};
 use std::fs::DirBuilder;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context};
-use uwarp_verbs_device::{Content, DEVICE_CLASS, Face, NAME, NODE, NODES, Shape, files};
+use uwarp_verbs_device::{DEVICE_CLASS, Face, NAME, NODE, NODES, Shape};
+
+use files::{has_node, is_shown};
 
 pub(crate) use namespace::{MAKER, serve};
 
@@ -24,6 +28,8 @@ pub(crate) enum Way {
     Mounts,
     /// The same, in a user namespace that allows it to an ordinary user.
     Namespaces,
+    /// It has the namespaces of another program.
+    Shared,
     /// Only the character device is there, which somebody has made before.
     NodeFound,
     /// Only the character device is there, which was made now.
@@ -39,6 +45,9 @@ impl std::fmt::Display for Way {
             Way::Namespaces => {
                 write!(formatter, "shows {folder} and {node}, in a user and a mount namespace of the program's")
             }
+            Way::Shared => {
+                write!(formatter, "shows {folder} and {node}, in the namespaces of another program of the user's")
+            }
             Way::NodeFound => write!(formatter, "{node} is there, and no {folder}"),
             Way::NodeMade => write!(formatter, "has made {node}, which stays, and shows no {folder}"),
         }
@@ -51,8 +60,9 @@ impl std::fmt::Display for Way {
 /// # Errors
 /// It will not, with the reasons.
 pub(crate) fn show(shape: Shape, config: Config) -> anyhow::Result<Way> {
+    let folder = config.switch.as_ref().and_then(|socket| socket.parent()).map(Path::to_owned);
     let face = face(shape, config)?;
-    if is_shown(&face) {
+    if is_shown(&face, Path::new("/")) {
         return Ok(Way::Present);
     }
     let refused = match mounts::enter() {
@@ -60,12 +70,21 @@ pub(crate) fn show(shape: Shape, config: Config) -> anyhow::Result<Way> {
             Ok(()) => return Ok(Way::Mounts),
             Err(error) => error,
         },
-        Err(_) => match namespace::enter(&face) {
-            Ok(()) => return Ok(Way::Namespaces),
+        Err(_) => match share_or_make(&face, folder.as_deref()) {
+            Ok(way) => return Ok(way),
             Err(error) => error,
         },
     };
     node().with_context(|| format!("{refused:#}"))
+}
+
+/// The way of an ordinary user. One program at a time takes it, as far as they share a switch, whose folder is locked.
+fn share_or_make(face: &Face, folder: Option<&Path>) -> anyhow::Result<Way> {
+    let _one = shared::lock(folder);
+    if shared::join(face)? {
+        return Ok(Way::Shared);
+    }
+    namespace::enter(face).map(|()| Way::Namespaces)
 }
 
 /// What the library would answer a program.
@@ -85,25 +104,10 @@ fn face(shape: Shape, config: Config) -> anyhow::Result<Face> {
     Ok(Face { shape, first: first(&context), addresses, version: uwarp::VERSION.to_owned() })
 }
 
-/// Whether this process sees these files, because another `uwarp-run` has started it.
-fn is_shown(face: &Face) -> bool {
-    let is_same = |path: &Path, content: &Content| match content {
-        Content::Text(text) => std::fs::read_to_string(path).is_ok_and(|found| found == *text),
-        Content::Link(to) => std::fs::read_link(path).is_ok_and(|found| found == Path::new(to)),
-        Content::Folder => path.is_dir(),
-    };
-    files(face).iter().all(|entry| is_same(&entry.path, &entry.content)) && has_node()
-}
-
-fn has_node() -> bool {
-    let file = Path::new(NODES).join(NODE).metadata();
-    file.is_ok_and(|file| file.file_type().is_char_device())
-}
-
 /// The character device alone, where this process may make one. It is that of `/dev/null`: programs look at it, and
 /// open it never.
 fn node() -> anyhow::Result<Way> {
-    if has_node() {
+    if has_node(Path::new("/")) {
         return Ok(Way::NodeFound);
     }
     const READ_AND_WRITE: RawMode = 0o666;

@@ -1,14 +1,12 @@
 //! A user and a mount namespace for an ordinary user's program. A process of its own makes them, since there is no way
 //! back from a namespace in which something is refused; this one joins them when they are whole.
 
-use super::mounts;
+use super::{mounts, shared};
 use anyhow::{Context as _, anyhow, bail};
 use nix::sched::{CloneFlags, unshare};
 use rustix::process::{getgid, getuid};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use uwarp_verbs_device::Face;
 
@@ -22,8 +20,6 @@ const MADE: &str = "made\n";
 /// # Errors
 /// The system does not allow it, with what it was. Then nothing is changed.
 pub(super) fn enter(face: &Face) -> anyhow::Result<()> {
-    // Joining a mount namespace leads to its root.
-    let current = std::env::current_dir().context("the current folder has no path")?;
     let mut maker = Command::new(std::env::current_exe()?)
         .arg(format!("--{MAKER}"))
         .env_remove("LD_PRELOAD")
@@ -35,8 +31,7 @@ pub(super) fn enter(face: &Face) -> anyhow::Result<()> {
     // It ends with its standard input.
     drop(maker.stdin.take());
     maker.wait()?;
-    entered?;
-    std::env::set_current_dir(&current).with_context(|| format!("{} is out of reach", current.display()))
+    entered
 }
 
 fn enter_those_of(maker: &mut Child, face: &Face) -> anyhow::Result<()> {
@@ -49,10 +44,7 @@ fn enter_those_of(maker: &mut Child, face: &Face) -> anyhow::Result<()> {
     if answer != MADE {
         bail!("{}", answer.trim());
     }
-    let open = |kind: &str| File::open(format!("/proc/{}/ns/{kind}", maker.id()));
-    let [user, mounts] = [open("user")?, open("mnt")?];
-    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User)).context("the user namespace")?;
-    move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount)).context("the mount namespace")
+    shared::enter(&Path::new("/proc").join(maker.id().to_string()))
 }
 
 /// Makes namespaces, says how that went, and keeps them until the end of standard input.
@@ -75,6 +67,7 @@ pub(crate) fn serve() -> anyhow::Result<()> {
 }
 
 fn make(face: &Face) -> anyhow::Result<()> {
+    let origin = shared::origin()?;
     let (user, group) = (getuid().as_raw(), getgid().as_raw());
     unshare(CloneFlags::CLONE_NEWUSER).context("no user namespace")?;
     // The kernel's condition for the next but one.
@@ -84,5 +77,5 @@ fn make(face: &Face) -> anyhow::Result<()> {
             .with_context(|| format!("/proc/self/{file}"))?;
     }
     mounts::enter()?;
-    mounts::show(face).map_err(|error| anyhow!("in a user namespace: {error:#}"))
+    mounts::show(face).and_then(|()| shared::mark(&origin)).map_err(|error| anyhow!("in a user namespace: {error:#}"))
 }
