@@ -48,6 +48,8 @@ pub(crate) struct Report<'a> {
     /// Reads that this side serves, and that it may have outstanding.
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
+    /// Of an event that the program has written: its own number.
+    pub(crate) argument: Option<u64>,
 }
 
 impl Report<'_> {
@@ -61,6 +63,7 @@ impl Report<'_> {
             private_data: &[],
             responder_resources: 0,
             initiator_depth: 0,
+            argument: None,
         }
     }
 
@@ -81,6 +84,9 @@ impl Report<'_> {
             initiator_depth: self.initiator_depth,
             ..rdma_conn_param::default()
         };
+        if let Some(argument) = self.argument {
+            public.param.arg = argument;
+        }
         Handle::create(public, Event { _private_data: private_data, unacknowledged })
     }
 }

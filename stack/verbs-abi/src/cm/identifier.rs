@@ -3,6 +3,7 @@
 use crate::abi::*;
 use crate::cm::address::End;
 use crate::cm::channel::{self, Channel, Report};
+use crate::cm::lookup;
 use crate::cm::port::Binding;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one};
 use crate::event_fd::Unacknowledged;
@@ -44,10 +45,22 @@ pub(crate) struct State {
     pub(crate) attempt: Option<Attempt>,
     /// The program has disconnected before there was an outcome.
     pub(crate) gives_up: bool,
+    /// What `rdma_resolve_addrinfo` has found, or is looking for.
+    pub(crate) lookup: Lookup,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) timeout: Option<u8>,
     /// The queue pair that it connects, made by the program itself or through the identifier.
     pub(crate) queue_pair: Option<PairId>,
+}
+
+/// A question by `rdma_resolve_addrinfo`. There is one at a time.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Lookup {
+    #[default]
+    None,
+    Asked,
+    /// The answer waits for `rdma_query_addrinfo`.
+    Answered(*mut rdma_addrinfo),
 }
 
 /// A connection that is being made.
@@ -231,6 +244,9 @@ pub(crate) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
         let state = identifier.state.into_inner();
         let is_connected = matches!(state.stage, Stage::Starting | Stage::Connected);
         state.queue_pair.and_then(|id| pair::with(id, |pair| pair::leave(pair, is_connected)));
+        if let Lookup::Answered(answer) = state.lookup {
+            lookup::free(answer)?;
+        }
         if state.waits {
             channel::destroy(channel)?;
         }

@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::cm::address;
-use crate::errno::{EINVAL, minus_one, nothing};
+use crate::errno::{EINVAL, Errno, minus_one, nothing};
 use crate::handle::{Handle, object};
 use libc::{c_char, c_int, sockaddr_storage};
 use std::net::SocketAddr;
@@ -46,6 +46,71 @@ unsafe fn system_lookup(
     }
 }
 
+/// An answer to what a program asks, or getaddrinfo(3)'s number of why there is none.
+///
+/// # Errors
+/// EINVAL: it asks for nothing.
+///
+/// # Safety
+/// The strings are null or end in a zero, and `hints` is null or the program's.
+pub(crate) unsafe fn look_up(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> Result<Result<*mut rdma_addrinfo, c_int>, Errno> {
+    // SAFETY: the caller's pointers.
+    unsafe {
+        let none = rdma_addrinfo::default();
+        let hints = hints.as_ref().unwrap_or(&none);
+        let is_passive = hints.ai_flags as u32 & RAI_PASSIVE != 0;
+        let read = |address: *mut sockaddr| if address.is_null() { None } else { address::read(address).ok() };
+        let (mut source, mut destination) = (read(hints.ai_src_addr), read(hints.ai_dst_addr));
+        if !node.is_null() || !service.is_null() {
+            let found = match system_lookup(node, service, hints) {
+                Ok(found) => found,
+                // Programs give it to gai_strerror(3).
+                Err(refused) => return Ok(Err(refused)),
+            };
+            if is_passive {
+                source = Some(found);
+            } else {
+                destination = Some(found);
+            }
+        }
+        if source.is_none() && destination.is_none() {
+            return Err(EINVAL);
+        }
+        let family =
+            destination.or(source).map_or(0, |address| if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 });
+        let kept = |address: Option<SocketAddr>| {
+            let (mut boxed, mut length) = (None, 0);
+            if let Some(address) = address {
+                let (storage, octets) = address::storage(address);
+                (boxed, length) = (Some(Box::new(storage)), octets);
+            }
+            (boxed, length)
+        };
+        let (mut source, source_length) = kept(source);
+        let (mut destination, destination_length) = kept(destination);
+        let pointer = |boxed: &mut Option<Box<sockaddr_storage>>| {
+            boxed.as_mut().map_or(std::ptr::null_mut(), |boxed| (&raw mut **boxed).cast())
+        };
+        let or = |wanted: c_int, usual: u32| if wanted == 0 { usual as c_int } else { wanted };
+        let public = rdma_addrinfo {
+            ai_flags: hints.ai_flags,
+            ai_family: family,
+            ai_qp_type: or(hints.ai_qp_type, IBV_QPT_RC),
+            ai_port_space: or(hints.ai_port_space, RDMA_PS_TCP),
+            ai_src_len: source_length as u32,
+            ai_src_addr: pointer(&mut source),
+            ai_dst_len: destination_length as u32,
+            ai_dst_addr: pointer(&mut destination),
+            ..rdma_addrinfo::default()
+        };
+        Ok(Ok(Handle::create(public, Answer { _addresses: [source, destination] })))
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -58,66 +123,28 @@ unsafe extern "C" fn rdma_getaddrinfo(
         // SAFETY: the caller's pointers.
         unsafe {
             let out = out.as_mut().ok_or(EINVAL)?;
-            let none = rdma_addrinfo::default();
-            let hints = hints.as_ref().unwrap_or(&none);
-            let is_passive = hints.ai_flags as u32 & RAI_PASSIVE != 0;
-            let read = |address: *mut sockaddr| if address.is_null() { None } else { address::read(address).ok() };
-            let (mut source, mut destination) = (read(hints.ai_src_addr), read(hints.ai_dst_addr));
-            if !node.is_null() || !service.is_null() {
-                let found = match system_lookup(node, service, hints) {
-                    Ok(found) => found,
-                    // Programs give it to gai_strerror(3).
-                    Err(refused) => return Ok(refused),
-                };
-                if is_passive {
-                    source = Some(found);
-                } else {
-                    destination = Some(found);
-                }
+            match look_up(node, service, hints)? {
+                Ok(answer) => *out = answer,
+                // Programs give it to gai_strerror(3).
+                Err(refused) => return Ok(refused),
             }
-            if source.is_none() && destination.is_none() {
-                return Err(EINVAL);
-            }
-            let family = destination
-                .or(source)
-                .map_or(0, |address| if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 });
-            let kept = |address: Option<SocketAddr>| {
-                let (mut boxed, mut length) = (None, 0);
-                if let Some(address) = address {
-                    let (storage, octets) = address::storage(address);
-                    (boxed, length) = (Some(Box::new(storage)), octets);
-                }
-                (boxed, length)
-            };
-            let (mut source, source_length) = kept(source);
-            let (mut destination, destination_length) = kept(destination);
-            let pointer = |boxed: &mut Option<Box<sockaddr_storage>>| {
-                boxed.as_mut().map_or(std::ptr::null_mut(), |boxed| (&raw mut **boxed).cast())
-            };
-            let or = |wanted: c_int, usual: u32| if wanted == 0 { usual as c_int } else { wanted };
-            let public = rdma_addrinfo {
-                ai_flags: hints.ai_flags,
-                ai_family: family,
-                ai_qp_type: or(hints.ai_qp_type, IBV_QPT_RC),
-                ai_port_space: or(hints.ai_port_space, RDMA_PS_TCP),
-                ai_src_len: source_length as u32,
-                ai_src_addr: pointer(&mut source),
-                ai_dst_len: destination_length as u32,
-                ai_dst_addr: pointer(&mut destination),
-                ..rdma_addrinfo::default()
-            };
-            *out = Handle::create(public, Answer { _addresses: [source, destination] });
         }
         Ok(0)
     })
 }
 
+/// Frees an answer.
+///
+/// # Errors
+/// EINVAL: it is none.
+pub(crate) fn free(answer: *mut rdma_addrinfo) -> Result<(), Errno> {
+    // SAFETY: the caller's pointer.
+    unsafe { Handle::<Answer>::destroy(answer).map(drop) }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_freeaddrinfo(answer: *mut rdma_addrinfo) {
-    nothing(|| {
-        // SAFETY: the caller's pointer.
-        unsafe { Handle::<Answer>::destroy(answer).map(drop) }
-    });
+    nothing(|| free(answer));
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod lookup;
 mod port;
 
 // Identifiers.
+mod ask;
 mod endpoint;
 mod get_event;
 pub(crate) mod identifier;

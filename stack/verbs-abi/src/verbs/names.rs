@@ -86,7 +86,7 @@ extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
-    const NAMES: [&CStr; 20] = [
+    const NAMES: [&CStr; 21] = [
         c"CQ error",
         c"local work queue catastrophic error",
         c"invalid request local work queue error",
@@ -107,13 +107,14 @@ extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
         c"client reregistration",
         c"GID table change",
         c"WQ fatal",
+        c"device link speed change",
     ];
     name(&NAMES, event, c"unknown")
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
-    const NAMES: [&CStr; 16] = [
+    const NAMES: [&CStr; 20] = [
         c"RDMA_CM_EVENT_ADDR_RESOLVED",
         c"RDMA_CM_EVENT_ADDR_ERROR",
         c"RDMA_CM_EVENT_ROUTE_RESOLVED",
@@ -130,6 +131,10 @@ extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
         c"RDMA_CM_EVENT_MULTICAST_ERROR",
         c"RDMA_CM_EVENT_ADDR_CHANGE",
         c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        c"RDMA_CM_EVENT_USER",
+        c"RDMA_CM_EVENT_INTERNAL",
     ];
     name(&NAMES, event, c"UNKNOWN EVENT")
 }
