@@ -2,9 +2,9 @@
 
 use crate::gate::Gate;
 use crate::link::{Happening, Link};
-use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, Window};
+use crate::protocol::{GREETING, NAME_MAX, Reply, Request, SLOT_SIZE, SLOTS, SlotAddress, Window};
 use crate::report::{Copied, Meter};
-use crate::store::{Incoming, Outgoing, Store, check_name};
+use crate::store::{Outgoing, Store, check_name};
 use anyhow::{Context as _, bail};
 use std::collections::HashSet;
 use std::fs::File;
@@ -158,8 +158,9 @@ fn leave(context: Context, mut link: Link) -> anyhow::Result<()> {
 
 /// Checks that this version can use the server's window.
 fn check_window(window: &Window) -> anyhow::Result<()> {
-    if window.slots != SLOTS || window.slot_size != SLOT_SIZE {
-        bail!("the server offers {} slots of {} octets: it is of another version", window.slots, window.slot_size);
+    let Window { slots, slot_size } = window;
+    if slots.len() != SLOTS as usize || *slot_size != SLOT_SIZE {
+        bail!("the server offers {} slots of {slot_size} octets: it is of another version", slots.len());
     }
     Ok(())
 }
@@ -201,27 +202,21 @@ fn put_one(link: &mut Link, name: &str, mut file: Outgoing) -> anyhow::Result<Co
             && taken < SLOTS
             && let Some(slot) = free.pop()
         {
-            let length = match file.next(&mut link.room) {
-                Ok(length) => length as u32,
+            let next = file.next(&mut link.slot(slot, 0)?.lend()?);
+            let length = match next {
+                Ok(length) => length,
                 Err(error) => {
                     link.tell(&Request::PutAbort)?;
                     return Err(error);
                 }
             };
-            let begin = link.slot(slot, length)?;
-            link.slots.write(begin, &link.room[..length as usize])?;
-            let entry = link.slots.sge(begin..begin + length as usize)?;
-            let target = window.offset + begin as u64;
-            link.channel.queue_pair().send.post(&[SendRequest::write(
-                u64::from(slot),
-                &[entry],
-                window.stag,
-                target,
-            )
-            .signalled()])?;
+            let entry = [link.slot(slot, 0)?.sge(..length)?];
+            let SlotAddress { stag, offset } = window.slots[slot as usize];
+            let write = SendRequest::write(u64::from(slot), &entry, stag, offset).signalled();
+            link.channel.queue_pair().send.post(&[write])?;
             taken += 1;
             // Behind the Write on the same queue pair, so it arrives when the contents are in place.
-            link.tell(&Request::Written { slot, length })?;
+            link.tell(&Request::Written { slot, length: length as u32 })?;
             // What was filled goes out while the next is read and hashed.
             link.poll()?
         } else {
@@ -296,22 +291,17 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<Copied> {
     loop {
         match link.next(true)? {
             Happening::Message(Reply::Part { slot, length }) => {
-                let begin = link.slot(slot, length)?;
+                let entry = [link.slot(slot, length)?.sge(..length as usize)?];
                 lengths[slot as usize] = length;
-                let entry = link.slots.sge(begin..begin + length as usize)?;
-                let source = window.offset + begin as u64;
-                link.channel.queue_pair().send.post(&[SendRequest::read(
-                    u64::from(slot),
-                    &[entry],
-                    window.stag,
-                    source,
-                )
-                .signalled()])?;
+                let SlotAddress { stag, offset } = window.slots[slot as usize];
+                let read = SendRequest::read(u64::from(slot), &entry, stag, offset).signalled();
+                link.channel.queue_pair().send.post(&[read])?;
             }
             Happening::Done(completion) => {
                 // Reads complete in the order in which they were posted, which is that of the file.
                 let slot = completion.id as u32;
-                take(link, slot, lengths[slot as usize], &mut incoming)?;
+                let length = lengths[slot as usize];
+                incoming.append(&link.slot(slot, length)?.lend()?[..length as usize])?;
                 link.tell(&Request::Read { slot })?;
                 progress.set(incoming.received());
             }
@@ -324,13 +314,6 @@ fn get_one(link: &mut Link, place: &Place) -> anyhow::Result<Copied> {
             Happening::Closed => bail!("the connection is over: {}", link.channel.why_closed()),
         }
     }
-}
-
-fn take(link: &mut Link, slot: u32, length: u32, incoming: &mut Incoming) -> anyhow::Result<()> {
-    let begin = link.slot(slot, length)?;
-    let room = &mut link.room[..length as usize];
-    link.slots.read(begin, room)?;
-    incoming.append(room)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A connection with its window of slots: messages are sent, contents are read or written by RDMA.
 
-use crate::protocol::{MESSAGE_MAX, SLOT_SIZE, SLOTS, Window};
+use crate::protocol::{MESSAGE_MAX, SLOT_SIZE, SLOTS, SlotAddress, Window};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,10 +23,9 @@ const SHAPE: Shape = Shape { message: MESSAGE_MAX, messages: 2 * SLOTS as usize 
 pub struct Link {
     /// Messages and work.
     pub channel: Channel,
-    /// The slots of this side.
-    pub slots: MemoryRegion,
-    /// A buffer of one slot outside registered memory, where the peer cannot change its contents.
-    pub room: Vec<u8>,
+    /// The slots of this side. Each is a region of its own: one is lent to this thread, for files and hashes, while the
+    /// others are in use.
+    slots: Vec<MemoryRegion>,
     /// How long the other side may be silent between two files; `None` for no limit.
     pub idle: Option<Duration>,
     /// When the user's interrupt was first seen.
@@ -50,25 +49,27 @@ impl Link {
     /// The context has no room for it.
     pub fn new(context: &Context, access: Access) -> anyhow::Result<Self> {
         let domain = context.allocate_domain();
-        let slots = domain.register(RegionBuffer::zeroed((SLOTS * SLOT_SIZE) as usize, PageAdvice::Normal)?, access)?;
+        let slot = |_| Ok(domain.register(RegionBuffer::zeroed(SLOT_SIZE as usize, PageAdvice::Normal)?, access)?);
+        let slots = (0..SLOTS).map(slot).collect::<anyhow::Result<_>>()?;
         let channel = Channel::new(context, &domain, SHAPE)?;
-        Ok(Self { channel, slots, room: vec![0; SLOT_SIZE as usize], idle: None, interrupted: None })
+        Ok(Self { channel, slots, idle: None, interrupted: None })
     }
 
     /// This side's slots, for the other side.
     pub fn window(&self) -> Window {
-        Window { stag: self.slots.stag(), offset: self.slots.remote_offset(), slots: SLOTS, slot_size: SLOT_SIZE }
+        let address = |slot: &MemoryRegion| SlotAddress { stag: slot.stag(), offset: slot.remote_offset() };
+        Window { slots: self.slots.iter().map(address).collect(), slot_size: SLOT_SIZE }
     }
 
-    /// Offset of a slot.
+    /// A slot, of which `length` octets are used.
     ///
     /// # Errors
     /// There is no such slot, or `length` exceeds it.
-    pub fn slot(&self, slot: u32, length: u32) -> anyhow::Result<usize> {
-        if slot >= SLOTS || length > SLOT_SIZE {
-            bail!("the other side names slot {slot} with {length} octets: there is none such");
+    pub fn slot(&mut self, slot: u32, length: u32) -> anyhow::Result<&mut MemoryRegion> {
+        match self.slots.get_mut(slot as usize) {
+            Some(region) if length <= SLOT_SIZE => Ok(region),
+            _ => bail!("the other side names slot {slot} with {length} octets: there is none such"),
         }
-        Ok((slot * SLOT_SIZE) as usize)
     }
 
     /// Sends a message.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Port that servers listen on unless told otherwise.
 pub const PORT: u16 = 7175;
 /// Private data of a connection request: the name and version of this protocol.
-pub const GREETING: &[u8] = b"uwarp-copy/3";
+pub const GREETING: &[u8] = b"uwarp-copy/4";
 /// Longest message.
 pub const MESSAGE_MAX: usize = 8192;
 /// Longest name of a file, in octets; it leaves room for escapes within [`MESSAGE_MAX`].
@@ -18,16 +18,21 @@ pub const SLOTS: u32 = 16;
 pub const SLOT_SIZE: u32 = 128 << 10;
 
 /// Where the server's window is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
-    /// STag.
-    pub stag: u32,
-    /// Tagged offset of slot 0.
-    pub offset: u64,
-    /// Number of slots.
-    pub slots: u32,
+    /// The slots.
+    pub slots: Vec<SlotAddress>,
     /// Octets of a slot.
     pub slot_size: u32,
+}
+
+/// Where a slot of the server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotAddress {
+    /// STag.
+    pub stag: u32,
+    /// Tagged offset of the first octet.
+    pub offset: u64,
 }
 
 /// From the client.

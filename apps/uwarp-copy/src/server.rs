@@ -167,10 +167,8 @@ fn step(
             Ok(Transfer::Put(Some(incoming), name, meter))
         }
         (Transfer::Put(Some(mut incoming), name, meter), Request::Written { slot, length }) => {
-            let begin = link.slot(slot, length)?;
-            let room = &mut link.room[..length as usize];
-            link.slots.read(begin, room)?;
-            if let Err(error) = incoming.append(room) {
+            let appended = incoming.append(&link.slot(slot, length)?.lend()?[..length as usize]);
+            if let Err(error) = appended {
                 // Parts that are still under way are discarded silently.
                 let reason = format!("{error:#}");
                 link.tell(&Reply::Failed { reason })?;
@@ -221,10 +219,9 @@ fn offer(link: &mut Link, transfer: Transfer, peer: SocketAddr) -> anyhow::Resul
     while file.left() > 0
         && let Some(slot) = free.pop()
     {
+        let next = file.next(&mut link.slot(slot, 0)?.lend()?);
         // At most a slot.
-        let length = file.next(&mut link.room).with_context(|| format!("'{}'", name.escape_debug()))? as u32;
-        let begin = link.slot(slot, length)?;
-        link.slots.write(begin, &link.room[..length as usize])?;
+        let length = next.with_context(|| format!("'{}'", name.escape_debug()))? as u32;
         link.tell(&Reply::Part { slot, length })?;
     }
     if file.left() > 0 || (free.len() as u32) < SLOTS {

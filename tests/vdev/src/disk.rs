@@ -129,6 +129,8 @@ pub enum Trouble {
     Busy,
     /// Writes: input/output error.
     Broken,
+    /// Reads behind the first MiB: input/output error.
+    Unreadable,
     /// Syncs: input/output error.
     Unsyncable,
     /// Syncs: no answer until this is over.
@@ -167,7 +169,7 @@ impl State {
             Some(Trouble::ReadOnly) => return Err(Errno::EROFS),
             Some(Trouble::Busy) => return Err(Errno::EAGAIN),
             Some(Trouble::Broken) => return Err(Errno::EIO),
-            Some(Trouble::Unsyncable | Trouble::Stuck) | None => {}
+            Some(Trouble::Unreadable | Trouble::Unsyncable | Trouble::Stuck) | None => {}
         }
         let start = usize::try_from(offset).map_err(|_| Errno::EFBIG)?;
         let end = start.checked_add(data.len()).filter(|end| *end <= self.octets.len()).ok_or(Errno::ENOSPC)?;
@@ -259,6 +261,9 @@ impl Filesystem for Files {
         let state = lock(&self.0);
         let start = state.octets.len().min(offset as usize);
         let end = state.octets.len().min(start + size as usize);
+        if state.trouble == Some(Trouble::Unreadable) && end > 1 << 20 {
+            return reply.error(Errno::EIO);
+        }
         reply.data(&state.octets[start..end]);
     }
 

@@ -1,5 +1,7 @@
 //! Two processes over a real device: files in both directions, and refusals.
 
+mod faults;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -280,7 +282,7 @@ fn an_address_has_its_share_of_connections_and_gets_them_back_when_they_are_idle
     let domain = context.allocate_domain();
     let shape = Shape { message: 100, messages: 1, work: 1 };
     let connect = || {
-        let options = ConnectOptions::default().private_data(b"uwarp-copy/3");
+        let options = ConnectOptions::default().private_data(b"uwarp-copy/4");
         let (peer, patience) = ((SERVER_ADDRESS, 7175).into(), Duration::from_secs(30));
         channel::connect(
             &context,
@@ -314,7 +316,7 @@ fn a_client_that_floods_and_never_reads_does_not_keep_a_server_from_stopping() {
     let flags = NetworkFlags { socket: Some(socket), ..NetworkFlags::default() };
     let context =
         Context::open(uwarp_middlebox::behind(flags.resolve(Role::Client, EngineMode::Threaded).unwrap())).unwrap();
-    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/3");
+    let mut client = Scripted::connect(&context, (SERVER_ADDRESS, 7175).into(), b"uwarp-copy/4");
     // Each is answered by a refusal.
     let request = br#"{"put":{"name":"../x","size":1}}"#;
     client.flood(request, 1500);
