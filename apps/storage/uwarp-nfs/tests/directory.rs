@@ -104,6 +104,55 @@ fn what_is_said_to_be_stable_is_on_the_disk() {
     });
 }
 
+#[test]
+fn a_disk_that_fails_is_told_of_and_what_was_there_stays() {
+    if uwarp_notes::lacks_root("callers of different users") {
+        return;
+    }
+    const NAME: &str = "a_disk_that_fails_is_told_of_and_what_was_there_stays";
+    uwarp_netns::test_among_own_mounts(NAME, || {
+        let folder = tempfile::tempdir().unwrap();
+        let (platter, mountpoint) = (folder.path().join("platter"), folder.path().join("mountpoint"));
+        let content: Vec<u8> = (0..2 << 20).map(|at: u32| (at % 251) as u8).collect();
+        std::fs::write(&platter, &content).unwrap();
+        std::fs::create_dir(&mountpoint).unwrap();
+        let disk = Disk { platter, mountpoint, deceitful: false };
+        let mounted = disk.mount().unwrap();
+        let nfs = Nfs::new(&disk.mountpoint, ALL);
+        let file = nfs.find(&nfs.root(), disk::NAME).unwrap();
+        for (trouble, expected) in [
+            (Trouble::Full, nfsstat3::NFS3ERR_NOSPC),
+            (Trouble::Broken, nfsstat3::NFS3ERR_IO),
+            (Trouble::ReadOnly, nfsstat3::NFS3ERR_ROFS),
+        ] {
+            mounted.set_trouble(Some(trouble));
+            for stable in [stable_how::UNSTABLE, stable_how::FILE_SYNC] {
+                assert_eq!(nfs.write(&file, 10, &[7; 70_000], stable), Err(expected), "{trouble:?}");
+            }
+        }
+        // A part of what is asked for can be read.
+        mounted.set_trouble(Some(Trouble::Unreadable));
+        assert_eq!(nfs.read(&file, (1 << 20) - 100_000, 200_000), Err(nfsstat3::NFS3ERR_IO));
+        assert_eq!(nfs.read(&file, 5, 100), Ok((content[5..105].to_vec(), false)));
+        mounted.set_trouble(None);
+        assert!(nfs.read(&file, 0, 1 << 20).unwrap() == (content[..1 << 20].to_vec(), false));
+        assert!(nfs.read(&file, 1 << 20, 1 << 20).unwrap() == (content[1 << 20..].to_vec(), true));
+    });
+}
+
+#[test]
+fn a_file_that_others_truncate_is_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, [7; 9000]).unwrap();
+    let nfs = Nfs::new(folder.path(), ALL);
+    let file = nfs.find(&nfs.root(), "file").unwrap();
+    assert_eq!(nfs.read(&file, 0, 4096), Ok((vec![7; 4096], false)));
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+    assert_eq!(nfs.read(&file, 4096, 4096), Ok((vec![7; 904], true)));
+    assert_eq!(nfs.read(&file, 8192, 4096), Ok((vec![], true)));
+}
+
 /// RFC 1813 §3.3.7: the verifier shows clients that uncommitted data may be lost.
 #[test]
 fn the_write_verifier_is_one_start_of_the_servers() {
