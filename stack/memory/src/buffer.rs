@@ -13,6 +13,8 @@ use std::sync::Arc;
 use memmap2::MmapMut;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::mapped::MappedFile;
+
 /// A hint about a mapping's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageAdvice {
@@ -40,6 +42,8 @@ enum Owner {
     Raw,
     /// A mapping of persistent memory.
     Persistent,
+    /// A file's pages, which others may change: they do not leave this crate.
+    File { _file: MappedFile },
     /// Another buffer's memory, which a committer reads too. It leaves this crate only through
     /// [`RegionBuffer::unshared`].
     Shared { buffer: Arc<RegionBuffer> },
@@ -111,6 +115,11 @@ impl RegionBuffer {
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::Other)?;
         Ok(RegionBuffer { start, length, owner: Owner::Persistent })
+    }
+
+    /// Pages of a file, for a registration that gives no slice of them.
+    pub(crate) fn mapped(file: MappedFile) -> RegionBuffer {
+        RegionBuffer { start: file.start(), length: file.len(), owner: Owner::File { _file: file } }
     }
 
     /// The same memory again, for a registration.
@@ -218,6 +227,7 @@ impl fmt::Debug for RegionBuffer {
             Owner::Mapping { .. } => "mapping",
             Owner::Raw => "raw",
             Owner::Persistent => "persistent",
+            Owner::File { .. } => "file",
             Owner::Shared { .. } => "shared",
         };
         formatter

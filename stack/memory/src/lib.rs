@@ -28,6 +28,7 @@ mod file;
 pub mod kernels;
 mod key;
 mod lease;
+mod mapped;
 mod options;
 mod persist;
 mod registration;
@@ -46,6 +47,7 @@ pub use durable::{CommitMailbox, CommitReply, CommitStatus, CommitStream, Commit
 pub use epoch::GracePeriod;
 pub use file::{FileError, FileErrorReason, RegionPart, read_file, write_file};
 pub use lease::{Lease, LendError};
+pub use mapped::{MapError, MappedReadError, MappedRegistration, catch_truncation};
 pub use options::{ChangeError, RegionChange, RegisterError, TaggedBase, Unregistered};
 pub use registration::{RangeError, Registration};
 pub use table::RegionTable;

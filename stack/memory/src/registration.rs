@@ -14,7 +14,7 @@ use crate::access::{Access, Scope};
 use crate::atomics::{self, CompareSwap};
 use crate::buffer::RegionBuffer;
 use crate::durable::{Committer, Durable, Store, durable};
-use crate::options::{ChangeError, RegionChange, TaggedBase, Unregistered};
+use crate::options::{ChangeError, RegionChange, RegisterError, TaggedBase, Unregistered};
 use crate::shared_bytes;
 use crate::slot::{Flags, SlotState};
 use crate::table::RegionTable;
@@ -35,6 +35,8 @@ enum Keeping {
     Plain,
     Persistent(bool),
     Store(Box<Durable>, bool),
+    /// A mapped file, which is read only.
+    Mapped,
 }
 
 impl RegionTable {
@@ -98,6 +100,17 @@ impl RegionTable {
         }
     }
 
+    /// Registers pages of a file, which the rights `access` let nobody write.
+    pub(crate) fn register_mapped(
+        self: &Arc<Self>,
+        buffer: RegionBuffer,
+        access: Access,
+        scope: Scope,
+        base: TaggedBase,
+    ) -> Result<Registration, RegisterError> {
+        Ok(self.register_as(buffer, access, scope, base, Keeping::Mapped)?)
+    }
+
     fn register_as(
         self: &Arc<Self>,
         buffer: RegionBuffer,
@@ -118,6 +131,7 @@ impl RegionTable {
         entry.start.store(buffer.start().as_ptr(), Relaxed);
         let (durable, mut flags, transparent) = match keeping {
             Keeping::Plain => (None, Flags::VALID, false),
+            Keeping::Mapped => (None, Flags::VALID | Flags::WINDOW | Flags::MAPPED, false),
             Keeping::Persistent(transparent) => (None, Flags::VALID | Flags::PERSISTENT, transparent),
             Keeping::Store(durable, transparent) => (Some(durable), Flags::VALID | Flags::DURABLE, transparent),
         };

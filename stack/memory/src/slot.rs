@@ -84,7 +84,7 @@ impl Flags {
     pub(crate) const VALID: Flags = Flags(1 << 32);
     /// It is associated with one stream; otherwise with a whole domain.
     pub(crate) const ONE_STREAM: Flags = Flags(1 << 33);
-    /// The slot is a window's: its memory belongs to other regions.
+    /// The slot is a window's: its memory belongs to other regions. Or, with `MAPPED`, a mapped file's.
     pub(crate) const WINDOW: Flags = Flags(1 << 34);
     /// An engine is binding the window.
     pub(crate) const BINDING: Flags = Flags(1 << 35);
@@ -96,6 +96,8 @@ impl Flags {
     pub(crate) const PERSISTENT: Flags = Flags(1 << 38);
     /// The owner of the window chooses the low eight bits of its STags.
     pub(crate) const OWNER_KEYS: Flags = Flags(1 << 39);
+    /// With `WINDOW`, so that the usual accesses look at one flag only: not a window, but a region that is a mapped file.
+    pub(crate) const MAPPED: Flags = Flags(1 << 44);
     /// Commits of the region have an effect.
     pub(crate) const KEPT: Flags = Flags(Flags::DURABLE.0 | Flags::PERSISTENT.0);
 }
@@ -109,14 +111,14 @@ impl BitOr for Flags {
 }
 
 const STAG_BITS: u64 = 0xffff_ffff;
-const FLAG_BITS: u64 = 0xff << 32;
+const FLAG_BITS: u64 = 0xff << 32 | Flags::MAPPED.0;
 const ACCESS_SHIFT: u32 = 40;
 const ACCESS_BITS: u64 = (Access::ALL.bits() as u64) << ACCESS_SHIFT;
-const GENERATION_SHIFT: u32 = 44;
+const GENERATION_SHIFT: u32 = 45;
 const GENERATION_BITS: u64 = u64::MAX << GENERATION_SHIFT;
 
-/// The state of a slot: the STag in bits 0..32, then the [`Flags`], the rights from bit 40 on, and from bit 44 on the
-/// generation, which is how often the slot was freed, or its region changed.
+/// The state of a slot: the STag in bits 0..32, then the [`Flags`], the rights in bits 40..44, one more flag, and from bit
+/// 45 on the generation, which is how often the slot was freed, or its region changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotState(u64);
 
@@ -148,6 +150,11 @@ impl SlotState {
     #[inline(always)]
     pub(crate) const fn has(self, flags: Flags) -> bool {
         self.0 & flags.0 == flags.0
+    }
+
+    /// Whether the slot is a window's.
+    pub(crate) const fn is_window(self) -> bool {
+        self.has(Flags::WINDOW) && !self.has(Flags::MAPPED)
     }
 
     /// Whether it has some of `flags`.

@@ -60,7 +60,7 @@ impl InOwnTurn {
 pub(crate) enum Reached<'a> {
     /// Octets from here on.
     Memory(NonNull<u8>),
-    /// A window, at this distance from its first octet.
+    /// A window or a mapped file, at this distance from its first octet.
     Window(&'a Slot, u64),
 }
 
@@ -200,7 +200,7 @@ impl RegionTable {
         let is_unused = before.has(Flags::ONE_STREAM) && !before.has_any(Flags::VALID | Flags::WINDOW | Flags::KEPT);
         if !is_unused {
             let grace_period = self.grace_period();
-            if grace_period.in_own_turn && before.has_any(Flags::WINDOW | Flags::KEPT) {
+            if grace_period.in_own_turn && (before.is_window() || before.has_any(Flags::KEPT)) {
                 return Err(InOwnTurn);
             }
             grace_period.wait();
@@ -209,7 +209,7 @@ impl RegionTable {
         if before.has(Flags::TRANSPARENT) {
             self.transparent.fetch_sub(1, Relaxed);
         }
-        if before.has(Flags::VALID | Flags::WINDOW) {
+        if before.has(Flags::VALID) && before.is_window() {
             // Under the lock: a region of the window may be removed at the same time.
             self.unbind(entry);
         }

@@ -15,6 +15,7 @@ use crate::access::{Access, AccessError, Association, BindError, InvalidateError
 use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
+use crate::mapped;
 use crate::shared_bytes;
 use crate::slot::{Flags, Identity, Slot, SlotState};
 use crate::table::{Reached, RegionTable};
@@ -160,7 +161,8 @@ impl<'a> Turn<'a> {
     /// Copies octets of a region to `out`, as many as it holds.
     ///
     /// # Errors
-    /// As [`check`](Self::check); then `out` is unchanged.
+    /// As [`check`](Self::check); then `out` is unchanged. A mapped file was truncated: then the contents of `out` mean
+    /// nothing.
     #[inline(always)]
     pub fn gather(
         &self,
@@ -182,14 +184,17 @@ impl<'a> Turn<'a> {
 
     #[cold]
     fn gather_from_window(&self, window: &Slot, distance: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        let (length, mut at) = (out.len(), 0);
+        let (length, mut at, mut is_whole) = (out.len(), 0, true);
         self.table.runs(window, distance, length, |_| ())?;
         self.table.runs(window, distance, length, |run| {
             let end = (at + run.length).min(length);
             // SAFETY: the run is valid for its octets during this turn.
             unsafe { shared_bytes::load(run.start, &mut out[at..end]) };
+            is_whole &= !run.state.has(Flags::MAPPED) || mapped::is_whole(run.start.addr().get());
             at = end;
-        })
+        })?;
+        // A file that was truncated has no octets: zeros are in `out`, which nobody must get.
+        if is_whole { Ok(()) } else { Err(AccessError::InvalidStag) }
     }
 
     /// Copies octets of a region to `out`, as many as it holds, and continues the CRC32C register `register` over them
@@ -197,7 +202,7 @@ impl<'a> Turn<'a> {
     /// if a peer changes the region meanwhile.
     ///
     /// # Errors
-    /// As [`check`](Self::check); then `out` is unchanged.
+    /// As [`gather`](Self::gather).
     #[inline]
     pub fn gather_crc(
         &self,
@@ -219,7 +224,7 @@ impl<'a> Turn<'a> {
     }
 
     /// The region of an STag that `association` has the rights `need` to, for several accesses. `None` if there is
-    /// none, or if it is a window.
+    /// none, or if it is a window or a mapped file.
     #[inline]
     pub fn open(&self, association: Association, stag: u32, need: Access) -> Option<OpenRegion<'_>> {
         let (slot, state) = self.table.find(stag)?;

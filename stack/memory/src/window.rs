@@ -222,7 +222,7 @@ impl RegionTable {
         let state = entry.state.load();
         let owners = if state.has(Flags::OWNER_KEYS) { OWNER_KEY_MASK } else { 0 };
         let is_expected = (entry.expected.load(Acquire) ^ stag) & !owners == 0 && stag != 0;
-        if !state.has(Flags::WINDOW) || state.has_any(Flags::VALID | Flags::BINDING) || !is_expected {
+        if !state.is_window() || state.has_any(Flags::VALID | Flags::BINDING) || !is_expected {
             return Err(BindError::NotFree);
         }
         if !entry.is_in(association.domain) {
@@ -263,7 +263,7 @@ impl RegionTable {
             let octets = usize::try_from(piece.length).unwrap_or(usize::MAX);
             self.resolve(association, piece.stag, piece.offset, octets, need).map_err(BindError::Piece)?;
             let (region, state) = self.find(piece.stag).ok_or(BindError::Piece(AccessError::InvalidStag))?;
-            if state.has(Flags::WINDOW) {
+            if state.is_window() {
                 return Err(BindError::Piece(AccessError::InvalidStag));
             }
             length = length.checked_add(piece.length).ok_or(BindError::Wrap)?;
@@ -321,8 +321,8 @@ impl RegionTable {
         start.filter(|_| runs == 1).ok_or(AccessError::Bounds)
     }
 
-    /// Calls `take` with the runs of memory that an access to a window consists of, in order. `length` octets are
-    /// within the window.
+    /// Calls `take` with the runs of memory that an access to a window consists of, in order; that to a mapped file is
+    /// one run. `length` octets are within the window.
     ///
     /// # Errors
     /// A region is not there any more; runs before it have been taken.
@@ -334,6 +334,13 @@ impl RegionTable {
         length: usize,
         mut take: impl FnMut(Run<'_>),
     ) -> Result<(), AccessError> {
+        let state = entry.state.load();
+        if state.has(Flags::MAPPED) {
+            let start = NonNull::new(entry.start.load(Relaxed).wrapping_add(distance as usize));
+            let start = start.ok_or(AccessError::InvalidStag)?;
+            take(Run { start, length, region: entry, state, distance });
+            return Ok(());
+        }
         let (mut at, end) = (distance, distance + length as u64);
         let mut before = 0;
         let count = entry.pieces.load(Relaxed) as usize;
@@ -342,7 +349,7 @@ impl RegionTable {
             if at < piece_end && at < end {
                 let identity = piece.region();
                 let (region, state) = self.find(identity.stag()).ok_or(AccessError::InvalidStag)?;
-                if state.identity() != identity || state.has(Flags::WINDOW) {
+                if state.identity() != identity || state.is_window() {
                     return Err(AccessError::InvalidStag);
                 }
                 let part = piece_end.min(end) - at;

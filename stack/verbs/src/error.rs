@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
 use uwarp_engine::command::{ConnectFailure, ControlError};
-use uwarp_memory::{ChangeError, FileError, FileErrorReason, LendError, RegisterError};
+use uwarp_memory::{ChangeError, FileError, FileErrorReason, LendError, MapError, RegisterError};
 
 /// Failure of a call outside the packet path.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +73,12 @@ pub enum Error {
     /// Octets did not get from a file to a region, or back.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A file could not be registered.
+    #[error("the file cannot be registered: {0}")]
+    Map(#[from] MapError),
+    /// A file was truncated or became unreadable while it was registered.
+    #[error("the file was truncated or became unreadable while it was registered: register it again")]
+    FileLost,
     /// A range is not inside its memory region.
     #[error("octets {start}..{end} are outside of a memory region of {len} octets")]
     OutOfRegion {
@@ -187,6 +193,14 @@ impl Error {
                 // The end of the file, where octets should be; the list may grow.
                 _ => Errno::IO,
             },
+            Self::Map(error) => match error {
+                MapError::System(source) => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+                MapError::Full | MapError::Register(RegisterError::TableFull { .. } | RegisterError::Quota { .. }) => {
+                    Errno::NOMEM
+                }
+                _ => Errno::INVAL,
+            },
+            Self::FileLost => Errno::IO,
             Self::Lend(_) => Errno::INVAL,
             Self::Change(ChangeError::Bound) => Errno::BUSY,
             Self::Change(ChangeError::Durable) => Errno::INVAL,

@@ -226,6 +226,7 @@ pub use rdma::conversion::ConversionError;
 pub use rdma::domain::ProtectionDomain;
 pub use rdma::durable::FileStore;
 pub use rdma::event_channel::{ChannelEvent, ConnectionChange, EventChannel};
+pub use rdma::file_region::{FileRegion, catch_truncated_files};
 pub use rdma::listener::{ListenOptions, Listener};
 pub use rdma::peer_to_peer::PeerToPeer;
 pub use rdma::queue_pair::{
@@ -251,7 +252,7 @@ pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedRecei
 pub use uwarp_engine::stream::{Interest, StreamFailure};
 pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{
-    Access, ChangeError, CommitStatus, CompareSwap, FileError, FileErrorReason, Lease, LendError, PageAdvice,
+    Access, ChangeError, CommitStatus, CompareSwap, FileError, FileErrorReason, Lease, LendError, MapError, PageAdvice,
     RegionBuffer, RegionPart, Store, TaggedBase, read_file, write_file,
 };
 
@@ -286,6 +287,8 @@ mod thread_rules {
         is_shared::<ProtectionDomain>();
         crosses::<MemoryRegion>();
         is_shared::<MemoryRegion>();
+        crosses::<FileRegion>();
+        is_shared::<FileRegion>();
         crosses::<SharedReceiveQueue>();
         crosses::<MemoryWindow>();
         crosses::<FastRegion>();

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use std::os::unix::fs::FileExt;
 use uwarp::{
     Access, ChangeError, DisconnectReason, Error, RegionChange, RegionOptions, SendRequest, Sge, Status, TaggedBase,
     TerminateCode,
@@ -102,4 +103,74 @@ fn a_region_that_cannot_change_is_as_it_was() {
     assert!(matches!(refused.error, Error::Change(ChangeError::Bound)), "{refused}");
     assert_eq!(refused.buffer.expect("the new memory").as_slice(), [4; 8]);
     assert_eq!((region.stag(), region.is_valid(), region.deregister()), (stag, true, vec![3; 64]));
+}
+
+/// The server's region of a file, and a Read of the client from it.
+fn read_from_file(mode: Mode, truncated: bool) {
+    const LENGTH: usize = 256 << 10;
+    let (mut client, mut server) = connected(mode);
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&pattern(3, LENGTH), 0).unwrap();
+    let source = server.pd.register_file(&file, 0, LENGTH, Access::REMOTE_READ).unwrap();
+    let sink = client.pd.register(vec![0; LENGTH], Access::LOCAL_WRITE).unwrap();
+    let entry = [sink.sge(..).unwrap()];
+    let remote = source.remote();
+    let read = |id| SendRequest::read(id, &entry, remote.stag, remote.offset).signalled();
+    client.qp.send.post(&[read(1)]).unwrap();
+    client.expect(1);
+    assert!(sink.to_vec(0, LENGTH).unwrap() == pattern(3, LENGTH));
+    if !truncated {
+        return;
+    }
+    file.set_len(LENGTH as u64 / 2).unwrap();
+    sink.fill(0..LENGTH, 9).unwrap();
+    client.qp.send.post(&[read(2)]).unwrap();
+    let failed = client.complete();
+    assert!(failed.id == 2 && !failed.status.is_success(), "{failed:?}");
+    assert!(server.qp.control.wait_disconnected(LONG).unwrap());
+    assert!(source.is_lost());
+    // What arrived was in the file; in place of what was not, nothing did.
+    let arrived = sink.to_vec(0, LENGTH).unwrap();
+    let whole = arrived.iter().zip(pattern(3, LENGTH)).take_while(|(got, expected)| *got == expected).count();
+    assert!(whole <= LENGTH / 2 && arrived[LENGTH / 2..].iter().all(|octet| *octet == 9), "{whole} octets");
+    // The next one gets the file as it is now.
+    drop(source);
+    let source = server.pd.register_file(&file, 0, LENGTH / 2, Access::REMOTE_READ).unwrap();
+    let mut octets = vec![0; LENGTH / 2];
+    source.read(0, &mut octets).unwrap();
+    assert!(octets == pattern(3, LENGTH)[..LENGTH / 2]);
+}
+
+#[test]
+fn a_file_that_is_truncated_while_it_is_served_fails_the_reads_and_not_the_process() {
+    uwarp::catch_truncated_files().unwrap();
+    in_both_modes(|mode| {
+        read_from_file(mode, false);
+        read_from_file(mode, true);
+    });
+}
+
+#[test]
+fn a_truncated_file_is_not_sent() {
+    uwarp::catch_truncated_files().unwrap();
+    in_both_modes(|mode| {
+        let (mut client, server) = connected(mode);
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&pattern(5, 8192), 0).unwrap();
+        let source = client.pd.register_file(&file, 0, 8192, Access::LOCAL_READ).unwrap();
+        let target = server.pd.register(vec![9; 8192], Access::REMOTE_WRITE).unwrap();
+        let [first, second] = [source.sge(..4096).unwrap(), source.sge(4096..).unwrap()].map(|entry| [entry]);
+        let write = |id, entry, offset| {
+            SendRequest::write(id, entry, target.stag(), target.remote_offset() + offset).signalled()
+        };
+        client.qp.send.post(&[write(1, &first, 0)]).unwrap();
+        client.expect(1);
+        file.set_len(0).unwrap();
+        client.qp.send.post(&[write(2, &second, 4096)]).unwrap();
+        let failed = client.complete();
+        assert_eq!((failed.id, failed.status), (2, Status::LocalProtection));
+        assert!(target.to_vec(4096, 4096).unwrap() == [9; 4096]);
+        let mut octets = [0; 1];
+        assert!(matches!(source.read(0, &mut octets), Err(Error::FileLost)));
+    });
 }

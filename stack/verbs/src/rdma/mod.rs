@@ -6,6 +6,7 @@ pub(crate) mod conversion;
 pub(crate) mod domain;
 pub(crate) mod durable;
 pub(crate) mod event_channel;
+pub(crate) mod file_region;
 pub(crate) mod listener;
 pub(crate) mod peer_to_peer;
 pub(crate) mod queue_pair;

@@ -231,6 +231,15 @@ impl ProtectionDomain {
         }
     }
 
+    /// The rights, the scope and the base of a region without a store.
+    pub(super) fn plain(&self, options: RegionOptions<'_>) -> Result<(Access, Scope, TaggedBase), Error> {
+        if options.transparent || !matches!(options.durability, Durability::Plain) {
+            let advice = "commits need a region of memory: read the file into one";
+            return Err(Error::argument("a file's region", "durable", advice));
+        }
+        Ok((options.access, self.scope_of(options.scope)?, options.base))
+    }
+
     fn scope_of(&self, scope: RegionScope<'_>) -> Result<Scope, Error> {
         let domain = DomainId(self.number());
         Ok(match scope {
@@ -281,14 +290,7 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::OutOfRegion`] if the range is not inside, or is longer than 2^32 - 1 octets.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
-        let (start, end) = self.bounds(range);
-        let length = end.checked_sub(start).and_then(|length| u32::try_from(length).ok());
-        match length {
-            Some(length) if end <= self.len() => {
-                Ok(Sge { stag: self.stag(), length, offset: self.remote_offset().wrapping_add(start as u64) })
-            }
-            _ => Err(Error::OutOfRegion { start, end, len: self.len() }),
-        }
+        part_of(self.stag(), self.remote_offset(), self.len(), range)
     }
 
     /// Changes the registration in place: rights, protection domain, memory, or several of them. Waits until no engine
@@ -422,21 +424,36 @@ impl MemoryRegion {
 
     /// The first octet of a range, and its end, which may lie outside of the region.
     pub(super) fn bounds(&self, range: impl RangeBounds<usize>) -> (usize, usize) {
-        let start = match range.start_bound() {
-            Bound::Included(&start) => start,
-            Bound::Excluded(&start) => start.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&end) => end.saturating_add(1),
-            Bound::Excluded(&end) => end,
-            Bound::Unbounded => self.len(),
-        };
-        (start, end)
+        bounds_within(self.len(), range)
     }
 
     #[cold]
     pub(super) fn outside(&self, offset: usize, length: usize) -> Error {
         Error::OutOfRegion { start: offset, end: offset.saturating_add(length), len: self.len() }
+    }
+}
+
+/// The first octet of a range, and its end, which may lie outside of the `length` octets that there are.
+fn bounds_within(length: usize, range: impl RangeBounds<usize>) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => end.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => length,
+    };
+    (start, end)
+}
+
+/// An SGE for a part of a region of `len` octets.
+pub(super) fn part_of(stag: u32, base: u64, len: usize, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
+    let (start, end) = bounds_within(len, range);
+    let length = end.checked_sub(start).and_then(|length| u32::try_from(length).ok());
+    match length {
+        Some(length) if end <= len => Ok(Sge { stag, length, offset: base.wrapping_add(start as u64) }),
+        _ => Err(Error::OutOfRegion { start, end, len }),
     }
 }
