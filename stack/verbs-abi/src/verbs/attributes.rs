@@ -174,8 +174,8 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, _: *m
     number(|| unsafe { get(context).and(Err(EOPNOTSUPP)) })
 }
 
-/// What the port says about its speed, in units of 100 Mbit/s.
-const SPEED: u64 = 250;
+/// The speed that [`SPEED`] stands for, in units of 100 Mbit/s.
+const HUNDREDS: u64 = 250 * LANES as u64;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) -> c_int {
@@ -186,7 +186,7 @@ unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, 
             if port != 1 {
                 return Err(EINVAL);
             }
-            *out.as_mut().ok_or(EINVAL)? = SPEED;
+            *out.as_mut().ok_or(EINVAL)? = HUNDREDS;
         }
         Ok(())
     })
