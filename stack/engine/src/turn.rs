@@ -155,7 +155,7 @@ impl<P: Port> Core<P> {
             None => self.serve_ready(turn),
         }
         if !self.only_short_ways {
-            self.settle_unusual();
+            self.settle_unusual(turn);
         }
         if self.rdma.lanes.unsettled() {
             self.rdma.lanes.settle();
@@ -191,7 +191,10 @@ impl<P: Port> Core<P> {
 
     /// The same behind the ready list.
     #[inline(never)]
-    fn settle_unusual(&mut self) {
+    fn settle_unusual(&mut self, turn: &Turn<'_>) {
+        if self.rdma.datagrams.has_rung() {
+            self.send_datagrams(turn);
+        }
         if self.needs_attention
             && let Some(shutdown) = &mut self.control.shutdown
             && shutdown.is_over(&mut self.link, &mut self.connections, self.common.now)

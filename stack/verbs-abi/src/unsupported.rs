@@ -42,12 +42,12 @@ macro_rules! nothings {
     )*};
 }
 
-// Addresses from completions and multicast belong to datagrams; ECE and device memory to hardware.
+// Multicast is not carried; ECE and device memory belong to hardware.
 pointers! {
-    ibv_create_ah_from_wc ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_reg_dmabuf_mr
+    ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_reg_dmabuf_mr
 }
 numbers! {
-    ibv_attach_mcast ibv_detach_mcast ibv_query_ece ibv_set_ece ibv_init_ah_from_wc
+    ibv_attach_mcast ibv_detach_mcast ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
 }
 nothings! { ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd }

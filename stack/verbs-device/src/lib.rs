@@ -95,12 +95,14 @@ pub fn gids(shape: Shape, first: IpAddr, addresses: Vec<IpAddr>) -> impl Iterato
     let mut number = [0; 16];
     number[..8].copy_from_slice(&guid(first).to_be_bytes());
     let hardware = (shape == Shape::Iwarp).then_some((number, None));
-    let own = in_order(addresses).into_iter().map(|own| {
-        let octets = match own {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
-        (octets, Some(own))
-    });
+    let own = in_order(addresses).into_iter().map(|own| (gid_of(own), Some(own)));
     hardware.into_iter().chain(own)
+}
+
+/// The GID of an address.
+pub fn gid_of(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
 }

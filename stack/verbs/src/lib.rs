@@ -250,7 +250,9 @@ pub use uwarp_engine::command::{
 };
 pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedReceiveQueueId};
 pub use uwarp_engine::stream::{Interest, StreamFailure};
-pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, MAX_INLINE, Sge, Status};
+pub use uwarp_engine::work::{
+    Completion, CompletionFlags, CompletionOpcode, DatagramPath, GRH_LEN, MAX_INLINE, Sge, Status,
+};
 pub use uwarp_memory::{
     Access, ChangeError, CommitStatus, CompareSwap, FileError, FileErrorReason, Lease, LendError, MapError, PageAdvice,
     RegionBuffer, RegionPart, Store, TaggedBase, read_file, write_file,

@@ -53,6 +53,10 @@ pub enum WireError {
     Opcode,
     /// The length of an RDMAP message is not the one that its operation requires.
     MessageLength,
+    /// Not an unreliable datagram of RoCE v2, or one whose lengths disagree.
+    Datagram,
+    /// The CRC of a datagram is wrong.
+    InvariantCrc,
 }
 
 impl fmt::Display for WireError {
@@ -81,6 +85,8 @@ impl fmt::Display for WireError {
             WireError::RdmapVersion => "unsupported RDMAP version",
             WireError::Opcode => "unassigned RDMAP operation code",
             WireError::MessageLength => "wrong length of an RDMAP message",
+            WireError::Datagram => "not an unreliable datagram of RoCE v2",
+            WireError::InvariantCrc => "bad CRC of a datagram",
         })
     }
 }

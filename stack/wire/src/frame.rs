@@ -4,7 +4,9 @@ mod build;
 #[cfg(test)]
 mod tests;
 
-pub use build::{Path, TcpChecksum, emit_fragment, emit_icmp, emit_icmp6, emit_packet, prepend_tcp, tcp_headers_len};
+pub use build::{
+    Path, TcpChecksum, emit_datagram, emit_fragment, emit_icmp, emit_icmp6, emit_packet, prepend_tcp, tcp_headers_len,
+};
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 

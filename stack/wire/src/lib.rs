@@ -1,4 +1,5 @@
-//! Octet formats of the stack: Ethernet, ARP, IPv4, IPv6, ICMP, ICMPv6 and TCP below; MPA, DDP and RDMAP above.
+//! Octet formats of the stack: Ethernet, ARP, IPv4, IPv6, ICMP, ICMPv6 and TCP below; MPA, DDP and RDMAP above;
+//! datagrams of RoCE v2.
 //!
 //! No state, no I/O, no allocation. Every parser accepts any octets, returns a value or a [`WireError`], and never
 //! panics. Parsing the usual received packet (Ethernet, IPv4 without options, TCP with at most a timestamp option) and
@@ -22,6 +23,7 @@ pub mod ipv6;
 pub mod mpa;
 mod octets;
 pub mod rdmap;
+pub mod roce;
 pub mod tcp;
 
 pub use error::WireError;

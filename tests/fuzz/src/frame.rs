@@ -12,6 +12,7 @@ use uwarp_wire::frame::{
 use uwarp_wire::icmp::IcmpMessage;
 use uwarp_wire::icmp6::{self, Icmp6Message};
 use uwarp_wire::ipv6::{self, Ipv6Header, Walked};
+use uwarp_wire::roce;
 use uwarp_wire::tcp::SackBlocks;
 
 use crate::stream;
@@ -110,7 +111,11 @@ fn handle(frame: &Frame<'_>, octets: &[u8]) {
             assert!(end <= octets.len() && fragment.route.ip_offset + fragment.route.ip_len <= octets.len());
         }
         Frame::Refused(refused) => {
-            assert!(refused.route.ip_offset + refused.route.ip_len <= octets.len());
+            let packet = &octets[refused.route.ip_offset..][..refused.route.ip_len];
+            if let Ok((header, payload)) = roce::parse(packet) {
+                assert_eq!(roce::ends(packet), Some((header.source, header.destination)));
+                assert!(roce::is_in(packet) && payload.len() < packet.len());
+            }
         }
         Frame::Other(_) => {}
     }

@@ -17,7 +17,7 @@ pub enum DropReason {
     /// A client's: its source is none of the shared addresses. From the uplink: its source is one of them, or no
     /// host's.
     SourceAddress,
-    /// Its source is a port that the client does not own.
+    /// Its source is a port, or a queue pair of datagrams, that the client does not own.
     SourcePort,
     /// An ICMP error about a segment that the client did not receive.
     ForgedIcmp,
@@ -25,7 +25,7 @@ pub enum DropReason {
     RingFull,
     /// The device found its checksum to be wrong.
     Checksum,
-    /// It is for another host, and does not go to one station.
+    /// It is for another host, and does not go to one station, or is a datagram.
     Destination,
     /// It is for another host, and the uplink is down.
     LinkDown,

@@ -1,7 +1,7 @@
 //! What the switch reads of a frame: no more than it needs to say whose it is.
 
 use uwarp_wire::address::IpAddress;
-use uwarp_wire::{checksum, ethernet, ipv4, ipv6, tcp};
+use uwarp_wire::{checksum, ethernet, ipv4, ipv6, roce, tcp};
 
 use super::counters::DropReason;
 
@@ -10,6 +10,8 @@ use super::counters::DropReason;
 pub(super) enum Kind {
     /// A TCP segment.
     Tcp(Segment),
+    /// A datagram of RoCE v2.
+    Datagram(Datagram),
     /// ARP, ICMP or ICMPv6, which `uwarp_wire::frame::classify` reads.
     Control,
 }
@@ -44,6 +46,15 @@ impl Segment {
         let at = ethernet::HEADER_LEN + usize::from(self.ip_len) + at;
         frame.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_be_bytes(*word))
     }
+}
+
+/// The addresses of a datagram, and the numbers of its queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Datagram {
+    pub(super) source: IpAddress,
+    pub(super) destination: IpAddress,
+    pub(super) source_number: u32,
+    pub(super) destination_number: u32,
 }
 
 const V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + tcp::HEADER_LEN;
@@ -127,7 +138,7 @@ pub(super) fn make_echo_reply(frame: &mut [u8]) -> bool {
 /// Reads a frame. Its checksums are the receiver's to verify.
 ///
 /// # Errors
-/// Why it is dropped: fragments, VLAN tags, IP options and protocols other than TCP and ICMP are
+/// Why it is dropped: fragments, VLAN tags, IP options and protocols other than TCP, ICMP and RoCE v2 are
 /// [`DropReason::Unsupported`].
 #[inline]
 pub(super) fn parse(frame: &[u8]) -> Result<Kind, DropReason> {
@@ -142,6 +153,7 @@ pub(super) fn parse(frame: &[u8]) -> Result<Kind, DropReason> {
             match start[23] {
                 tcp::PROTOCOL => {}
                 ICMP => return Ok(Kind::Control),
+                roce::PROTOCOL => return datagram(frame),
                 _ => return Err(DropReason::Unsupported),
             }
             let Some(headers) = frame.first_chunk::<V4>() else { return Err(DropReason::Malformed) };
@@ -171,6 +183,7 @@ pub(super) fn parse(frame: &[u8]) -> Result<Kind, DropReason> {
             match headers[20] {
                 tcp::PROTOCOL => {}
                 ICMP6 => return Ok(Kind::Control),
+                roce::PROTOCOL => return datagram(frame),
                 _ => return Err(DropReason::Unsupported),
             }
             let payload = usize::from(word(headers, 18));
@@ -190,6 +203,27 @@ pub(super) fn parse(frame: &[u8]) -> Result<Kind, DropReason> {
         0x0806 => Ok(Kind::Control),
         _ => Err(DropReason::Unsupported),
     }
+}
+
+/// Reads a frame of UDP. The lengths are the receiver's to verify.
+#[cold]
+fn datagram(frame: &[u8]) -> Result<Kind, DropReason> {
+    let packet = frame.get(ethernet::HEADER_LEN..).unwrap_or(&[]);
+    let (source_number, destination_number) = roce::ends(packet).ok_or(DropReason::Unsupported)?;
+    let is_v4 = packet.first().is_some_and(|first| first >> 4 == 4);
+    let addresses = if is_v4 { packet.get(12..20) } else { packet.get(8..40) }.ok_or(DropReason::Malformed)?;
+    let (source, destination) = addresses.split_at(addresses.len() / 2);
+    let address = |octets: &[u8]| match (<[u8; 4]>::try_from(octets), <[u8; 16]>::try_from(octets)) {
+        (Ok(v4), _) => Ok(IpAddress::from(std::net::Ipv4Addr::from(v4))),
+        (_, Ok(v6)) => Ok(IpAddress::from(std::net::Ipv6Addr::from(v6))),
+        _ => Err(DropReason::Malformed),
+    };
+    let (source, destination) = (address(source)?, address(destination)?);
+    // An IPv4 address in IPv6 form must not pass for the address itself.
+    if !is_v4 && (source.is_ipv4() || destination.is_ipv4()) {
+        return Err(DropReason::Malformed);
+    }
+    Ok(Kind::Datagram(Datagram { source, destination, source_number, destination_number }))
 }
 
 #[inline(always)]

@@ -16,7 +16,7 @@ use uwarp_wire::{ethernet, frame as wire_frame};
 use super::addresses::{Addresses, ForeignAddress};
 use super::counters::{Counters, DropReason};
 use super::flows::{End, Flows, Severed};
-use super::frame::{self, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
+use super::frame::{self, Datagram, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
 use super::outside::{Probe, Uplink};
 use super::ports::{PortTable, ReserveError};
 use super::replies::Reply;
@@ -75,6 +75,14 @@ fn ends(segment: &Segment) -> (End, End) {
         End { address: segment.source, port: segment.source_port },
         End { address: segment.destination, port: segment.destination_port },
     )
+}
+
+/// Bits of a queue pair's number below the place of its client, from 1.
+const NUMBER_BITS: u32 = 15;
+
+/// The client that a queue pair of datagrams is of.
+fn client_of(number: u32) -> Option<ClientId> {
+    ClientId::new(((number >> NUMBER_BITS) as usize).checked_sub(1)?)
 }
 
 /// The tables, and the judge of every frame.
@@ -316,6 +324,7 @@ impl Switch {
         }
         match frame::parse(octets)? {
             Kind::Tcp(segment) => self.inspect_segment(from, &segment, octets),
+            Kind::Datagram(datagram) => self.inspect_datagram(from, &datagram, octets),
             Kind::Control => self.inspect_control(from, octets),
         }
     }
@@ -350,6 +359,30 @@ impl Switch {
             return Ok(Verdict::Drop);
         }
         Ok(self.pass(from, to, segment, octets))
+    }
+
+    /// A datagram goes to the client whose place is in the number of its queue pair, and must come from one of the
+    /// sender's. It does not pass the uplink.
+    #[cold]
+    fn inspect_datagram(
+        &mut self,
+        from: ClientId,
+        datagram: &Datagram,
+        octets: &mut [u8],
+    ) -> Result<Verdict, DropReason> {
+        if !self.is_shared(datagram.source) {
+            return Err(DropReason::SourceAddress);
+        }
+        if client_of(datagram.source_number) != Some(from) {
+            return Err(DropReason::SourcePort);
+        }
+        if !self.is_shared(datagram.destination) {
+            return Err(DropReason::Destination);
+        }
+        match client_of(datagram.destination_number) {
+            Some(to) if self.ports.block(to).is_some() => Ok(self.pass_control(from, to, octets)),
+            _ => Ok(Verdict::Drop),
+        }
     }
 
     /// A connection begins or ends.

@@ -4,12 +4,14 @@ mod uplink;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use uwarp_wire::WireError;
 use uwarp_wire::arp::{ArpOperation, ArpPacket};
 use uwarp_wire::ethernet::EthernetAddress;
-use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_icmp, emit_icmp6, prepend_tcp};
+use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, emit_datagram, emit_icmp, emit_icmp6, prepend_tcp};
 use uwarp_wire::icmp::{IcmpMessage, unreachable};
 use uwarp_wire::icmp6::{Icmp6Message, NEIGHBOUR_HOP_LIMIT};
 use uwarp_wire::ipv6;
+use uwarp_wire::roce::Header;
 use uwarp_wire::tcp::{SeqNumber, TcpFlags, TcpHeader};
 
 use super::*;
@@ -93,6 +95,49 @@ fn answer_is_reset(switch: &Switch, sequence: u32) {
     let Ok(Frame::Tcp(reset)) = classify(answer, answer.len()) else { panic!("no segment: {answer:?}") };
     assert!(reset.header.flags.contains(TcpFlags::RST) && reset.checksum_is_good(answer, uwarp_wire::checksum::sum));
     assert_eq!(reset.header.sequence.0, sequence);
+}
+
+/// A datagram from a queue pair to another one, as a client would send it.
+fn datagram(mac: [u8; 6], [source, destination]: [IpAddr; 2], numbers: (u32, u32)) -> Vec<u8> {
+    let path = Path::new(EthernetAddress(mac), EthernetAddress(SWITCH), source.into(), destination.into());
+    let header =
+        Header { destination: numbers.1, source: numbers.0, key: 1, sequence: 0, solicited: false, immediate: None };
+    let mut frame = vec![0; 200];
+    let length = emit_datagram(&mut frame, &path, &header, 5, |_| Ok::<_, WireError>(())).expect("room");
+    frame.truncate(length);
+    frame
+}
+
+#[test]
+fn a_datagram_goes_to_the_place_in_its_number_and_comes_from_the_senders() {
+    let mut switch = switch(2);
+    let number = |place: u32| (place + 1) << 15 | 7;
+    let foreign: IpAddr = Ipv4Addr::new(10, 0, 0, 9).into();
+    for address in [V4, V6] {
+        for to in 0..2 {
+            let sent = datagram(mac(client(0)), [address; 2], (number(0), number(to)));
+            let (verdict, got) = judge(&mut switch, 0, sent.clone());
+            assert_eq!(verdict, Verdict::Forward { to: client(to as usize), ip_len: 0, tcp_len: 0 });
+            assert_eq!((&got[..6], &got[6..12]), (&mac(client(to as usize))[..], &SWITCH[..]));
+            assert_eq!(got[12..], sent[12..]);
+        }
+    }
+    // Nobody has that place, or the number of none.
+    for to in [number(2), number(29), 0xff_ffff, 7] {
+        let (verdict, _) = judge(&mut switch, 0, datagram(mac(client(0)), [V4; 2], (number(0), to)));
+        assert_eq!(verdict, Verdict::Drop);
+    }
+    for (addresses, from, reason) in [
+        ([V4, V4], number(1), DropReason::SourcePort),
+        ([V4, V4], 7, DropReason::SourcePort),
+        ([foreign, V4], number(0), DropReason::SourceAddress),
+        ([V4, foreign], number(0), DropReason::Destination),
+    ] {
+        dropped(&mut switch, 0, datagram(mac(client(0)), addresses, (from, number(1))), reason);
+    }
+    let mut other_port = datagram(mac(client(0)), [V4; 2], (number(0), number(1)));
+    other_port[37] ^= 1;
+    dropped(&mut switch, 0, other_port, DropReason::Unsupported);
 }
 
 #[test]

@@ -112,6 +112,18 @@ pub enum Command {
         /// Receives a message when nothing is placed, read or changed any more that is refused now.
         done: Sender<()>,
     },
+    /// Makes an idle queue pair one of unreliable datagrams (RoCE v2), or gives it another key: it receives from now on,
+    /// and sends what is posted.
+    BeginDatagrams {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// Its number on the network, 24 bits, which no other queue pair of its addresses has.
+        number: u32,
+        /// What datagrams for it have to name.
+        key: u32,
+        /// Receives a message when it does.
+        done: Sender<()>,
+    },
     /// Listens on a TCP port.
     Listen {
         /// Number of the new listener.

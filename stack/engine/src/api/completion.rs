@@ -1,5 +1,9 @@
 //! Completions: the results of work.
 
+/// Octets in front of a received datagram, in place of InfiniBand's global route header: its IP header, and one of IPv4
+/// in the last of them.
+pub const GRH_LEN: usize = 40;
+
 /// A notifier armed for any completion,
 pub const ANY_COMPLETION: u8 = 1;
 /// or for solicited ones (RFC 5040 §5.3) and failures.
@@ -85,6 +89,8 @@ impl CompletionFlags {
     pub const INVALIDATED: CompletionFlags = CompletionFlags(2);
     /// [`Completion::immediate`] holds immediate data.
     pub const IMMEDIATE: CompletionFlags = CompletionFlags(4);
+    /// It is a datagram's: [`Completion::immediate`] holds in its upper half the number of the sender's queue pair.
+    pub const DATAGRAM: CompletionFlags = CompletionFlags(8);
 
     /// Whether every flag of `other` is set.
     pub const fn contains(self, other: CompletionFlags) -> bool {
@@ -105,7 +111,8 @@ pub struct Completion {
     pub id: u64,
     /// Number of the queue pair.
     pub queue_pair: u32,
-    /// Octets in memory: of the received message for a receive (0 for Immediate Data), of the message for other work.
+    /// Octets in memory: of the received message for a receive (0 for Immediate Data; a datagram's with [`GRH_LEN`]), of
+    /// the message for other work.
     pub length: u32,
     /// STag that the peer invalidated, with [`CompletionFlags::INVALIDATED`].
     pub invalidated: u32,
@@ -148,6 +155,19 @@ impl Completion {
     /// libraries put into the others what the verbs tell of the message.
     pub fn immediate_data_32(&self) -> Option<u32> {
         self.immediate_data().map(|data| data as u32)
+    }
+
+    /// In [`Completion::immediate`], for a datagram that came over IPv6.
+    pub(crate) const IPV6_DATAGRAM: u64 = 1 << 63;
+
+    /// The number of the queue pair that has sent a received datagram.
+    pub fn datagram_source(&self) -> Option<u32> {
+        self.flags.contains(CompletionFlags::DATAGRAM).then_some((self.immediate >> 32) as u32 & 0xff_ffff)
+    }
+
+    /// Whether a received datagram came over IPv6.
+    pub fn is_datagram_over_ipv6(&self) -> bool {
+        self.flags.contains(CompletionFlags::DATAGRAM) && self.immediate & Self::IPV6_DATAGRAM != 0
     }
 
     /// What stood in the peer's memory before an atomic operation.

@@ -30,7 +30,7 @@ drop_reasons! {
     Malformed = "malformed",
     /// The IPv4 header checksum is wrong.
     IpChecksum = "ip-checksum",
-    /// The TCP, ICMP or ICMPv6 checksum is wrong.
+    /// The TCP, ICMP or ICMPv6 checksum is wrong, or the CRC of a datagram.
     L4Checksum = "l4-checksum",
     /// Not for our hardware address.
     NotForUs = "not-for-us",
@@ -75,6 +75,12 @@ drop_reasons! {
     StreamEnded = "stream-ended",
     /// For another engine, whose ring is full.
     HandoffFull = "handoff-full",
+    /// A datagram for a queue pair that there is not, or that is not ready.
+    NoQueuePair = "no-queue-pair",
+    /// A datagram with another key than its queue pair's.
+    WrongKey = "wrong-key",
+    /// A datagram that found no receive, or too short a one.
+    NoReceive = "no-receive",
     /// A frame of ours for which there was no buffer, or no room in the device's queue.
     NoTransmitBuffer = "no-transmit-buffer",
 }

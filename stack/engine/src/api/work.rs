@@ -16,6 +16,8 @@
 
 use uwarp_memory::Access;
 use uwarp_ring::Slot;
+use uwarp_wire::address::IpAddress;
+use uwarp_wire::{ipv6, roce};
 
 pub use crate::api::completion::*;
 
@@ -74,18 +76,20 @@ pub enum SendOpcode {
     Bind = 5,
     /// Invalidates an STag of this side. Nothing is sent.
     LocalInvalidate = 6,
+    /// A Send of a queue pair of datagrams, to where its [`DatagramPath`] leads.
+    Datagram = 7,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
-    Read = 7,
+    Read = 8,
     /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`], and behind
     /// them [`AtomicOperands::sink_octets`] if the former value goes to memory.
-    FetchAdd = 8,
+    FetchAdd = 9,
     /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Inline data as for [`SendOpcode::FetchAdd`].
-    CompareSwap = 9,
+    CompareSwap = 10,
     /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
     /// Response.
-    Commit = 10,
+    Commit = 11,
     /// An RDMA Write followed by a Commit of what it wrote, as one work request, completed by the Commit Response.
-    WriteCommit = 11,
+    WriteCommit = 12,
 }
 
 impl SendOpcode {
@@ -116,11 +120,12 @@ impl SendOpcode {
             4 => SendOpcode::WriteImmediate,
             5 => SendOpcode::Bind,
             6 => SendOpcode::LocalInvalidate,
-            7 => SendOpcode::Read,
-            8 => SendOpcode::FetchAdd,
-            9 => SendOpcode::CompareSwap,
-            10 => SendOpcode::Commit,
-            11 => SendOpcode::WriteCommit,
+            7 => SendOpcode::Datagram,
+            8 => SendOpcode::Read,
+            9 => SendOpcode::FetchAdd,
+            10 => SendOpcode::CompareSwap,
+            11 => SendOpcode::Commit,
+            12 => SendOpcode::WriteCommit,
             _ => return None,
         })
     }
@@ -229,6 +234,85 @@ impl AtomicOperands {
     }
 }
 
+/// From where and to where a datagram goes. It is in the first slot of its element: the STag has the receiver's number,
+/// the remote offset the key and the immediate data, and the addresses are in the first [`BLOCK_LEN`](Self::BLOCK_LEN)
+/// octets of the inline data, or the first two entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatagramPath {
+    /// The own address that it leaves from.
+    pub source: IpAddress,
+    /// The address that it goes to.
+    pub destination: IpAddress,
+    /// The number of the queue pair that it goes to, 24 bits.
+    pub number: u32,
+    /// The key that the receiver has to have.
+    pub key: u32,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+}
+
+impl DatagramPath {
+    /// Octets of the addresses in an element.
+    pub const BLOCK_LEN: usize = 32;
+    /// Entries of an element that have the addresses.
+    pub const ENTRIES: usize = 2;
+    /// Octets of an IP packet that are none of its datagram's message, at most.
+    pub const MOST_OVERHEAD: usize = ipv6::HEADER_LEN + roce::MOST_OVERHEAD;
+    /// Beside the number, where there are immediate data.
+    const IMMEDIATE: u32 = 1 << 31;
+
+    /// What the element has as its STag.
+    pub const fn stag(&self) -> u32 {
+        self.number | if self.immediate.is_some() { Self::IMMEDIATE } else { 0 }
+    }
+
+    /// What the element has as its remote offset.
+    pub fn remote_offset(&self) -> u64 {
+        u64::from(self.key) << 32 | u64::from(self.immediate.unwrap_or(0))
+    }
+
+    /// The addresses, as they are in an element.
+    pub fn block(&self) -> [u8; Self::BLOCK_LEN] {
+        let mut block = [0; Self::BLOCK_LEN];
+        for (place, address) in block.chunks_exact_mut(16).zip([self.source, self.destination]) {
+            place.copy_from_slice(&address.to_bits().to_be_bytes());
+        }
+        block
+    }
+
+    /// The same as entries.
+    pub fn entries(&self) -> [Sge; Self::ENTRIES] {
+        let entry = |address: IpAddress| {
+            let bits = u128::from_le_bytes(address.to_bits().to_be_bytes());
+            Sge { stag: bits as u32, length: (bits >> 32) as u32, offset: (bits >> 64) as u64 }
+        };
+        [entry(self.source), entry(self.destination)]
+    }
+
+    /// What an element and its first slot say. `None`: it is of another kind, or too short.
+    pub fn of(element: &SendElement, first: &Slot) -> Option<DatagramPath> {
+        let is_whole = if element.flags.contains(SendFlags::INLINE) {
+            element.length as usize >= Self::BLOCK_LEN
+        } else {
+            usize::from(element.entries) >= Self::ENTRIES
+        };
+        if element.opcode != SendOpcode::Datagram || !is_whole {
+            return None;
+        }
+        let address = |low: u64, high: u64| {
+            IpAddress::from_bits(u128::from_be_bytes((u128::from(low) | u128::from(high) << 64).to_le_bytes()))
+        };
+        let has_immediate = element.stag & Self::IMMEDIATE != 0;
+        Some(DatagramPath {
+            source: address(first.0[4], first.0[5]),
+            destination: address(first.0[6], first.0[7]),
+            number: element.stag & !Self::IMMEDIATE,
+            key: (element.remote_offset >> 32) as u32,
+            immediate: has_immediate.then_some(element.remote_offset as u32),
+        })
+    }
+}
+
 /// An element that this crate never writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed work queue element")]
@@ -252,7 +336,10 @@ impl SendElement {
         match self.opcode {
             SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
             SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
-            SendOpcode::WriteImmediate | SendOpcode::WriteCommit => self.length,
+            SendOpcode::Datagram if self.flags.contains(SendFlags::INLINE) => {
+                self.length.saturating_sub(DatagramPath::BLOCK_LEN as u32)
+            }
+            SendOpcode::WriteImmediate | SendOpcode::WriteCommit | SendOpcode::Datagram => self.length,
             SendOpcode::Immediate | SendOpcode::Bind | SendOpcode::LocalInvalidate | SendOpcode::Commit => 0,
             SendOpcode::FetchAdd | SendOpcode::CompareSwap => 8,
         }
@@ -474,6 +561,26 @@ mod tests {
                 SendElement::copy_inline(slot, index, &mut out);
             }
             prop_assert_eq!(out, data);
+        }
+
+        #[test]
+        fn the_path_of_a_datagram_comes_back(
+            addresses in any::<[u128; 2]>(), number in 0u32..1 << 24, key in any::<u32>(),
+            immediate in any::<Option<u32>>(), data in proptest::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let [source, destination] = addresses.map(IpAddress::from_bits);
+            let path = DatagramPath { source, destination, number, key, immediate };
+            let element = SendElement {
+                id: 7, opcode: SendOpcode::Datagram, flags: SendFlags::empty(), stag: path.stag(),
+                remote_offset: path.remote_offset(), length: 5, entries: 3,
+            };
+            let entries = [&path.entries()[..], &[Sge { stag: 1, length: 5, offset: 9 }]].concat();
+            prop_assert_eq!(DatagramPath::of(&element, &element.encode(&entries, &[], 0)), Some(path));
+            prop_assert_eq!(element.payload_len(), 5);
+            let octets = [&path.block()[..], &data].concat();
+            let element = SendElement { flags: SendFlags::INLINE, length: octets.len() as u32, entries: 0, ..element };
+            prop_assert_eq!(DatagramPath::of(&element, &element.encode(&[], &octets, 0)), Some(path));
+            prop_assert_eq!(element.payload_len() as usize, data.len());
         }
 
         #[test]

@@ -184,7 +184,7 @@ fn next_other(
             tail = Some(Tail::Commit(CommitRegion { stag, length: element.length, offset }));
             (running.stream.write(stag, offset, element.length), source)
         }
-        SendOpcode::Bind | SendOpcode::LocalInvalidate => return Err(Status::LocalOperation),
+        SendOpcode::Bind | SendOpcode::LocalInvalidate | SendOpcode::Datagram => return Err(Status::LocalOperation),
     };
     queue_pair.send.begin(element);
     running.outgoing = Some(Outgoing { message, source, tail });

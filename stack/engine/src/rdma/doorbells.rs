@@ -17,7 +17,7 @@ impl Rdma {
     }
 
     /// Puts the connections on the ready list whose doorbells rang, and flushes queue pairs in the error state, or
-    /// whose peer has gone. True: there was one of these.
+    /// whose peer has gone. True: there was one of these, or one that has datagrams to send.
     #[inline(never)]
     pub(crate) fn run_doorbells<B: Buffer>(
         &mut self,
@@ -43,6 +43,10 @@ impl Rdma {
                     Stage::Deserted => {
                         has_flushed = true;
                         self.desert(common, number, DisconnectReason::TimedOut);
+                    }
+                    Stage::Datagrams => {
+                        has_flushed = true;
+                        self.datagrams.ring(number);
                     }
                     Stage::Idle | Stage::Connected => {}
                 },

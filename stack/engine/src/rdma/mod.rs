@@ -12,6 +12,7 @@ use crate::connection::slab::Lent;
 use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
 use crate::rdma::commits::Commits;
+use crate::rdma::datagrams::Datagrams;
 use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::{QueuePair, Stage};
@@ -20,6 +21,7 @@ mod accept;
 pub(crate) mod choose;
 pub(crate) mod commits;
 pub(crate) mod cutting;
+pub(crate) mod datagrams;
 mod doorbells;
 pub(crate) mod element;
 mod ending;
@@ -49,6 +51,7 @@ pub(crate) struct Rdma {
     /// Completion queues.
     pub(crate) lanes: Lanes,
     pub(crate) commits: Commits,
+    pub(crate) datagrams: Datagrams,
     /// Memory for incomplete FPDUs.
     pub(crate) gathers: Gathers,
     /// Where faults of streams and queue pairs are reported.
@@ -66,6 +69,7 @@ impl Rdma {
             queue_pairs: (0..config.limits.queue_pairs).map(|_| None).collect(),
             lanes: Lanes::default(),
             commits,
+            datagrams: Datagrams::default(),
             gathers: Gathers::new(config.budgets.gather_octets),
             events,
             config: config.iwarp.clone(),

@@ -19,6 +19,7 @@ use crate::api::work::Completion;
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::rdma::commits::{Held, WaitingCommit, WrittenRanges};
+use crate::rdma::datagrams::DatagramEnd;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::receive_queue::ReceiveQueue;
 use crate::rdma::send_queue::SendQueue;
@@ -32,6 +33,8 @@ pub(crate) enum Stage {
     Connected,
     /// The peer has gone, and the queue pair outlives it: the first request that is posted fails.
     Deserted,
+    /// It sends and receives datagrams, and never has a connection.
+    Datagrams,
     /// All work is flushed, now and from now on.
     Error,
 }
@@ -59,6 +62,8 @@ pub(crate) struct QueuePair {
     pub(crate) written: WrittenRanges,
     /// Commits of the peer that are not begun yet.
     pub(crate) waiting_commits: VecDeque<WaitingCommit>,
+    /// What it is on the network, if it is one of datagrams.
+    pub(crate) datagrams: Option<DatagramEnd>,
     /// A completion did not fit into its queue; the engine fails the queue pair when it sees this.
     pub(crate) overflowed: Option<CompletionQueueId>,
 }
@@ -188,6 +193,7 @@ impl QueuePair {
             held: VecDeque::new(),
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),
+            datagrams: None,
             overflowed: None,
         }
     }
@@ -203,6 +209,7 @@ impl QueuePair {
             (_, Stage::Deserted) => "deserted",
             (Some(_), _) => "rts",
             (None, Stage::Connected) => "connecting",
+            (None, Stage::Datagrams) => "datagrams",
             (None, Stage::Idle) => "idle",
         };
         QueuePairStats {

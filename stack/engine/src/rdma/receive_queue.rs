@@ -75,6 +75,11 @@ impl ReceiveQueue {
         true
     }
 
+    /// Octets that the element of the open message can take.
+    pub(crate) fn room(&self) -> u32 {
+        self.current.map_or(0, |current| current.element.length)
+    }
+
     /// Whether a message is open in an element.
     #[inline]
     pub(crate) fn is_begun(&self) -> bool {
@@ -87,7 +92,7 @@ impl ReceiveQueue {
         self.shared.is_none() && self.begin(number)
     }
 
-    /// Takes back [`ReceiveQueue::begin_own`].
+    /// Takes back [`ReceiveQueue::begin_own`], or [`ReceiveQueue::begin`] of a queue of its own.
     #[cold]
     pub(crate) fn put_back(&mut self) {
         self.current = None;

@@ -9,6 +9,7 @@ use crate::api::{Farewell, Shutdown};
 use crate::connection::listener::{Listener, Requests};
 use crate::core::Core;
 use crate::link::port::Port;
+use crate::rdma::queue_pair::Stage;
 
 /// Most commands executed in one turn.
 const COMMANDS_PER_TURN: usize = 64;
@@ -54,8 +55,15 @@ impl<P: Port> Core<P> {
             Command::Connect(parameters) => self.connect(*parameters),
             Command::Accept(parameters) => connections.accept(net, rdma, common, *parameters),
             Command::Reject { request, private_data } => connections.reject(link, common, request, &private_data),
+            Command::BeginDatagrams { queue_pair, number, key, done } => {
+                rdma.begin_datagrams(&mut common.counters, queue_pair, number, key);
+                let _ = done.send(());
+            }
             Command::Disconnect { queue_pair } => {
-                if let Some(index) = rdma.queue_pair(queue_pair).and_then(|queue_pair| queue_pair.connection) {
+                if rdma.queue_pair(queue_pair).is_some_and(|queue_pair| queue_pair.stage == Stage::Datagrams) {
+                    // There is nobody to take leave of.
+                    connections.abort_queue_pair(link, rdma, common, queue_pair);
+                } else if let Some(index) = rdma.queue_pair(queue_pair).and_then(|queue_pair| queue_pair.connection) {
                     connections.disconnect(link, rdma, common, index);
                 }
             }

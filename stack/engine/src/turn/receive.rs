@@ -5,7 +5,8 @@ use uwarp_memory::Turn;
 use uwarp_memory::kernels::checksum_sum;
 use uwarp_tcp::{Events, Payload};
 use uwarp_wire::WireError;
-use uwarp_wire::frame::{Frame, TcpFrame, classify, usual_tcp};
+use uwarp_wire::frame::{Frame, RefusedFrame, TcpFrame, classify, usual_tcp};
+use uwarp_wire::roce;
 use uwarp_wire::tcp::TcpFlags;
 
 use crate::api::command::DisconnectReason;
@@ -108,7 +109,16 @@ impl<P: Port> Core<P> {
 
     #[cold]
     fn receive_other(&mut self, turn: &Turn<'_>, frame: Result<Frame<'_>, WireError>, octets: &[u8]) {
-        let Core { net, link, connections, common, .. } = self;
+        let Core { net, link, connections, rdma, common, .. } = self;
+        if let Ok(Frame::Refused(refused)) = &frame
+            && let Some(packet) = datagram(refused, octets)
+            && !rdma.datagrams.is_empty()
+            && refused.route.destination_mac == link.own_mac
+            && link.is_our_vlan(refused.route.vlan)
+            && net.addresses.is_own(refused.route.destination)
+        {
+            return rdma.on_datagram(turn, common, packet);
+        }
         match net.receive(link, common, frame, octets) {
             None => {}
             Some(Left::Whole(whole)) => self.receive_octets(turn, &whole, false),
@@ -379,4 +389,10 @@ impl<P: Port> Core<P> {
             }
         }
     }
+}
+
+/// The packet of a frame that nothing else takes, if it is one of RoCE v2.
+fn datagram<'a>(refused: &RefusedFrame, octets: &'a [u8]) -> Option<&'a [u8]> {
+    let packet = octets.get(refused.route.ip_offset..)?.get(..refused.route.ip_len)?;
+    roce::is_in(packet).then_some(packet)
 }

@@ -21,6 +21,13 @@ impl<P: Port> Core<P> {
         }
     }
 
+    /// Sends posted datagrams. Who has more is visited again in the next turn.
+    #[cold]
+    pub(super) fn send_datagrams(&mut self, turn: &Turn<'_>) {
+        let Core { link, net, rdma, control, common, .. } = self;
+        control.rung.extend(rdma.send_datagrams(turn, link, net, common));
+    }
+
     /// Visits the connections with work.
     #[inline(always)]
     pub(super) fn serve_ready(&mut self, turn: &Turn<'_>) {

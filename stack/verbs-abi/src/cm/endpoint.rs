@@ -72,7 +72,7 @@ fn create_extended(id: *mut rdma_cm_id, wanted: &mut ibv_qp_init_attr_ex) -> Res
         Handle::<Identifier>::get(id)?;
         &mut *id
     };
-    if !public.qp.is_null() || public.verbs.is_null() {
+    if !public.qp.is_null() || public.verbs.is_null() || wanted.qp_type == IBV_QPT_UD {
         return Err(EINVAL);
     }
     if wanted.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || wanted.pd.is_null() {

@@ -86,6 +86,20 @@ fn attributes_of(now: ibv_qp_state, wanted: ibv_qp_state) -> Option<(u32, u32)> 
     }
 }
 
+/// The same for a queue pair of datagrams.
+fn attributes_of_datagrams(now: ibv_qp_state, wanted: ibv_qp_state) -> Option<(u32, u32)> {
+    const INIT: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    match (now, wanted) {
+        (_, IBV_QPS_RESET | IBV_QPS_ERR) => Some((0, 0)),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => Some((INIT, 0)),
+        (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, INIT)),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => Some((0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY)),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => Some((IBV_QP_SQ_PSN, IBV_QP_CUR_STATE | IBV_QP_QKEY)),
+        (IBV_QPS_RTS, IBV_QPS_RTS) => Some((0, IBV_QP_CUR_STATE | IBV_QP_QKEY)),
+        _ => None,
+    }
+}
+
 /// Whether the program names what InfiniBand asks for, if it moves the queue pair itself. What moves it for rdma_cm
 /// names no peer.
 fn check_names(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
@@ -97,13 +111,15 @@ fn check_names(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Res
     if next == IBV_QPS_SQD {
         return Err(EOPNOTSUPP);
     }
-    let (required, optional) = attributes_of(now, next).ok_or(EINVAL)?;
+    let of = if pair.is_of_datagrams { attributes_of_datagrams } else { attributes_of };
+    let (required, optional) = of(now, next).ok_or(EINVAL)?;
     let is_right = rest & required == required && rest & !(required | optional) == 0;
     if is_right { Ok(()) } else { Err(EINVAL) }
 }
 
 fn is_for_rdma_cm(pair: &Handle<QueuePair>, next: ibv_qp_state, rest: u32) -> bool {
     matches!(next, IBV_QPS_RTR | IBV_QPS_RTS)
+        && !pair.is_of_datagrams
         && rest & !(IBV_QP_ACCESS_FLAGS | IBV_QP_CUR_STATE) == 0
         && pair.link.lock().is_none()
 }
@@ -127,8 +143,7 @@ fn check(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<()
         (IBV_QP_ACCESS_FLAGS, wanted.qp_access_flags & !ACCESS != 0),
         (IBV_QP_PKEY_INDEX, wanted.pkey_index != 0),
         (IBV_QP_PORT, wanted.port_num != 1),
-        // Datagrams have one.
-        (IBV_QP_QKEY, true),
+        (IBV_QP_QKEY, !pair.is_of_datagrams),
         (IBV_QP_PATH_MTU, !(IBV_MTU_256..=IBV_MTU_4096).contains(&wanted.path_mtu)),
         (IBV_QP_TIMEOUT, wanted.timeout > 31),
         (IBV_QP_RETRY_CNT, wanted.retry_cnt > 7),
@@ -167,6 +182,7 @@ fn store(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
         IBV_QP_SQ_PSN: sq_psn;
         IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
         IBV_QP_DEST_QPN: dest_qp_num;
+        IBV_QP_QKEY: qkey;
     }
 }
 
@@ -230,7 +246,7 @@ fn reset(pair: &Handle<QueuePair>) -> Result<(), Errno> {
     {
         let queue = &mut pair.send.lock().queue;
         queue.reset();
-        queue.open();
+        if pair.is_of_datagrams { queue.close() } else { queue.open() }
     }
     let mut attributes = pair.attributes();
     *attributes = initial(attributes.cap);
@@ -257,11 +273,40 @@ fn set_access(pair: &Handle<QueuePair>, flags: u32) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Gives a queue pair of datagrams its key, and from "ready to receive" on, has datagrams with that key delivered.
+fn set_key(pair: &Handle<QueuePair>, key: u32, is_ready: bool) -> Result<(), Errno> {
+    if let Some(limits) = &mut pair.send.lock().queue.datagrams {
+        limits.key = key;
+    }
+    if is_ready {
+        // SAFETY: our own structure.
+        let number = unsafe { (*pair.public()).qp_base.qp_num };
+        pair.control().begin_datagrams(number, key)?;
+    }
+    Ok(())
+}
+
+/// Moves a queue pair of datagrams to a state between its reset and its end. The attributes that belong to that have
+/// been looked at.
+fn move_datagrams(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
+    // Whose thread carries events.
+    dispatch::channel()?;
+    let is_ready = matches!(wanted.qp_state, IBV_QPS_RTR | IBV_QPS_RTS);
+    let key = if mask & IBV_QP_QKEY != 0 { wanted.qkey } else { pair.attributes().qkey };
+    set_key(pair, key, is_ready)?;
+    if wanted.qp_state == IBV_QPS_RTS {
+        pair.send.lock().queue.open();
+    }
+    set_state(pair, wanted.qp_state);
+    Ok(())
+}
+
 /// Moves a queue pair to a state.
 fn move_to(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
     let now = state(pair);
     match wanted.qp_state {
         IBV_QPS_RESET => reset(pair)?,
+        IBV_QPS_INIT | IBV_QPS_RTR | IBV_QPS_RTS if pair.is_of_datagrams => move_datagrams(pair, wanted, mask)?,
         IBV_QPS_INIT if matches!(now, IBV_QPS_RESET | IBV_QPS_INIT) => {
             if is_own(pair) {
                 meeting::listen(dispatch::channel()?)?;
@@ -297,6 +342,9 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         if mask & IBV_QP_STATE != 0 {
             move_to(pair, wanted, mask)?;
         }
+        if mask & (IBV_QP_STATE | IBV_QP_QKEY) == IBV_QP_QKEY {
+            set_key(pair, wanted.qkey, matches!(state(pair), IBV_QPS_RTR | IBV_QPS_RTS))?;
+        }
         if mask & IBV_QP_ACCESS_FLAGS != 0 {
             set_access(pair, wanted.qp_access_flags)?;
         }
@@ -326,7 +374,7 @@ unsafe extern "C" fn ibv_query_qp(
                 recv_cq: base.recv_cq,
                 srq: base.srq,
                 cap: attributes.cap,
-                qp_type: IBV_QPT_RC,
+                qp_type: base.qp_type,
                 sq_sig_all: c_int::from(pair.signal_all),
             };
         }

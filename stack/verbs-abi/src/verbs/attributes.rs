@@ -2,13 +2,14 @@
 
 use crate::abi::*;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, minus_one, number};
-use crate::process;
-use crate::verbs::context::{MOST_READS, get, most_queue_pairs};
+use crate::process::{self, Process};
+use crate::verbs::context::{MOST_DATAGRAM_ENTRIES, MOST_READS, get, most_queue_pairs};
 use crate::verbs::device;
 use crate::verbs::interface;
 use libc::{c_char, c_int, size_t};
 use std::mem::offset_of;
 use std::net::IpAddr;
+use uwarp::DatagramPath;
 use uwarp_verbs_device::{
     LANES, PART, PARTITION_KEY, PHYSICAL_STATE, PORT_CAPABILITIES, PORT_STATE, REVISION, SPEED, Shape, VENDOR,
 };
@@ -20,14 +21,20 @@ const MOST_HANDLES: c_int = 1 << 16;
 const IBV_GID_TYPE_SYSFS_IB_ROCE_V1: u32 = 0;
 const IBV_GID_TYPE_SYSFS_ROCE_V2: u32 = 1;
 
-/// The verbs' number of an MTU: the largest message of one packet that they have a number for.
-fn mtu_number(mtu: u16) -> ibv_mtu {
-    match mtu {
+/// The verbs' number of the port's MTU: the largest message of one packet that they have a number for.
+fn mtu_number(process: &Process) -> ibv_mtu {
+    let mtu = process.context.config().mtu;
+    match if process.shape == Shape::Roce { mtu.saturating_sub(DatagramPath::MOST_OVERHEAD as u16) } else { mtu } {
         4096.. => IBV_MTU_4096,
         2048.. => IBV_MTU_2048,
         1024.. => IBV_MTU_1024,
         _ => IBV_MTU_512,
     }
+}
+
+/// The largest message of one packet, in octets.
+pub(crate) fn most_octets_of_packet(process: &Process) -> u64 {
+    128 << mtu_number(process)
 }
 
 fn attributes() -> Result<ibv_device_attr, Errno> {
@@ -52,7 +59,7 @@ fn attributes() -> Result<ibv_device_attr, Errno> {
             | IBV_DEVICE_MEM_MGT_EXTENSIONS
             | IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | IBV_DEVICE_CURR_QP_STATE_MOD,
-        max_sge: int(uwarp::MAX_SGE),
+        max_sge: int(if process.shape == Shape::Roce { MOST_DATAGRAM_ENTRIES } else { uwarp::MAX_SGE }),
         max_sge_rd: 1,
         max_cq: int(limits.completion_queues),
         max_cqe: int(limits.completion_depth),
@@ -125,7 +132,7 @@ fn port_attributes(port: u8) -> Result<ibv_port_attr, Errno> {
     Ok(ibv_port_attr {
         state: PORT_STATE,
         max_mtu: IBV_MTU_4096,
-        active_mtu: mtu_number(process.context.config().mtu),
+        active_mtu: mtu_number(process),
         lid: process.shape.lid(),
         gid_tbl_len: device::gids(process).count() as c_int,
         port_cap_flags: PORT_CAPABILITIES,

@@ -1,8 +1,9 @@
 //! What `ibv_wr_start` begins: requests that are put together and posted as one list.
 
-use crate::abi::ibv_send_wr;
+use crate::abi::{ibv_ah, ibv_send_wr, ibv_send_wr__bindgen_ty_2__bindgen_ty_3};
 use crate::errno::{EINVAL, Errno};
-use crate::verbs::send_queue::SendQueue;
+use crate::verbs::datagrams::{self, Limits};
+use crate::verbs::send_queue::{Batch, SendQueue};
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Entries, Inline};
 
@@ -24,6 +25,24 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) entries: Entries,
     pub(crate) inline: Inline,
+}
+
+impl Request {
+    /// Says to whom a datagram goes.
+    pub(crate) fn set_receiver(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+        self.work.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey };
+    }
+
+    #[cold]
+    fn post_datagram(&self, batch: &mut Batch<'_, '_>, limits: &Limits) -> Result<(), Errno> {
+        let data = match &self.kind {
+            Kind::Entries => Data::Entries(self.entries.as_slice()),
+            Kind::Inline => Data::Inline(self.inline.as_slice()),
+            Kind::Bind(_) => return Err(EINVAL),
+        };
+        // SAFETY: the program's pointer, or null.
+        unsafe { datagrams::post(batch, limits, &self.work, &data) }
+    }
 }
 
 /// What a request of a builder carries.
@@ -71,6 +90,11 @@ impl Builder {
             return Err(queue.refusal());
         }
         let requests = &self.requests[..self.count];
+        if let Some(limits) = queue.datagrams {
+            queue.post_whole(|batch| requests.iter().try_for_each(|request| request.post_datagram(batch, &limits)))?;
+            queue.half.turn_after_post();
+            return Ok(());
+        }
         queue.post_whole(|batch| {
             requests.iter().try_for_each(|request| {
                 let work = &request.work;

@@ -58,6 +58,9 @@ pub(crate) fn push_to_all(event: Event) {
 /// The most Reads and atomics at once that rdma_cm's octet and the engines take.
 pub(crate) const MOST_READS: c_int = 128;
 
+/// SGEs of a datagram at most: it takes others of uwarp's for its addresses.
+pub(crate) const MOST_DATAGRAM_ENTRIES: usize = uwarp::MAX_SGE - uwarp::DatagramPath::ENTRIES;
+
 /// Bits of a queue pair's number that one program's queue pairs differ by, where the device is one of RoCE.
 pub(crate) const NUMBER_BITS: u32 = 15;
 

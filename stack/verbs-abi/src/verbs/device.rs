@@ -68,6 +68,11 @@ pub(crate) fn address_of(gid: &ibv_gid) -> IpAddr {
     Ipv6Addr::from(unsafe { gid.raw }).to_canonical()
 }
 
+/// The GID of an address.
+pub(crate) fn gid_of(address: IpAddr) -> ibv_gid {
+    ibv_gid { raw: uwarp_verbs_device::gid_of(address) }
+}
+
 /// The port's GIDs, with the address that each is of.
 pub(crate) fn gids(process: &Process) -> impl Iterator<Item = (ibv_gid, Option<IpAddr>)> {
     let first = process.context.config().address.address;

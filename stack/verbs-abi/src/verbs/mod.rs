@@ -9,7 +9,7 @@ mod interface;
 pub(crate) mod names;
 
 // Peers by their addresses.
-mod address_handle;
+pub(crate) mod address_handle;
 pub(crate) mod peer;
 
 // Memory and completions.
@@ -21,6 +21,7 @@ pub(crate) mod region;
 
 // Work, and the objects that take it.
 pub(crate) mod builder;
+pub(crate) mod datagrams;
 pub(crate) mod link;
 pub(crate) mod pair;
 mod send_queue;

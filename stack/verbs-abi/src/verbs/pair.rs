@@ -32,6 +32,8 @@ pub(crate) struct QueuePair {
     /// structure that C sees.
     pub(crate) attributes: Lock<ibv_qp_attr>,
     pub(crate) signal_all: bool,
+    /// It sends and receives unreliable datagrams.
+    pub(crate) is_of_datagrams: bool,
     /// rdma_cm identifiers that use it.
     pub(crate) identifiers: AtomicUsize,
     /// The peer that the program has named by `ibv_modify_qp`.

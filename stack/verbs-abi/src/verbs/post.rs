@@ -3,6 +3,7 @@
 use crate::abi::*;
 use crate::errno::{Errno, number};
 use crate::handle::Handle;
+use crate::verbs::datagrams::{self, Limits};
 use crate::verbs::pair::QueuePair;
 use crate::verbs::send_queue::SendQueue;
 use crate::verbs::window::{self, Bind};
@@ -17,6 +18,9 @@ use libc::c_int;
 unsafe fn post_one(queue: &mut SendQueue, request: &ibv_send_wr) -> Result<(), Errno> {
     // SAFETY: as the caller promises; which part of the union is used goes by the opcode.
     unsafe {
+        if let Some(limits) = queue.datagrams {
+            return post_datagram(queue, &limits, request);
+        }
         if request.opcode == IBV_WR_BIND_MW {
             let bind = &request.__bindgen_anon_2.bind_mw;
             let bind = Bind::of(bind.mw, bind.rkey, &bind.bind_info)?;
@@ -37,6 +41,27 @@ unsafe fn post_one(queue: &mut SendQueue, request: &ibv_send_wr) -> Result<(), E
             return work::post(queue, request, &Data::Inline(inline.as_slice()));
         }
         with_entries(request.sg_list, request.num_sge, |entries| work::post(queue, request, &Data::Entries(entries)))
+    }
+}
+
+/// The same, for a queue pair of datagrams.
+///
+/// # Safety
+/// As for [`post_one`].
+#[cold]
+unsafe fn post_datagram(queue: &mut SendQueue, limits: &Limits, request: &ibv_send_wr) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if request.send_flags & IBV_SEND_INLINE == 0 {
+            return with_entries(request.sg_list, request.num_sge, |entries| {
+                datagrams::post(queue, limits, request, &Data::Entries(entries))
+            });
+        }
+        let mut inline = Inline::new();
+        for sge in list(request.sg_list, request.num_sge)? {
+            inline.push(std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize)?;
+        }
+        datagrams::post(queue, limits, request, &Data::Inline(inline.as_slice()))
     }
 }
 

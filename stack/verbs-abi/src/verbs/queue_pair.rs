@@ -6,9 +6,11 @@ use crate::event_fd::Unacknowledged;
 use crate::handle::Handle;
 use crate::locks::{Lock, Owned, Rank};
 use crate::process;
+use crate::verbs::attributes;
 use crate::verbs::builder::Builder;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::context::{self, next_handle};
+use crate::verbs::datagrams::{self, Limits};
 use crate::verbs::domain::Domain;
 use crate::verbs::link::Link;
 use crate::verbs::pair::{self, PairId, QueuePair, Sender, purge};
@@ -17,7 +19,7 @@ use crate::verbs::shared_receives::SharedQueue;
 use crate::verbs::work_builder;
 use libc::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use uwarp::QueuePairOptions;
+use uwarp::{DatagramPath, QueuePairOptions};
 
 /// Octets of inline data that every queue pair takes: two slots of the queue for each request, which is what an atomic
 /// with its sink, a bind and a Write with immediate data may need.
@@ -37,6 +39,9 @@ const BUILDER_OPERATIONS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+/// The same for queue pairs of datagrams.
+const DATAGRAM_OPERATIONS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 /// The attributes of a new queue pair.
 pub(crate) fn initial(cap: ibv_qp_cap) -> ibv_qp_attr {
@@ -59,15 +64,20 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         if mask & !known != 0 || (mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && wanted.create_flags != 0) {
             return Err(EOPNOTSUPP);
         }
-        if wanted.qp_type != IBV_QPT_RC {
-            tracing::warn!(kind = wanted.qp_type, "only reliable connections (RC) work over iWARP");
+        let is_of_datagrams = wanted.qp_type == IBV_QPT_UD;
+        if wanted.qp_type != IBV_QPT_RC && !(is_of_datagrams && process::is_roce()) {
+            tracing::warn!(
+                kind = wanted.qp_type,
+                "only reliable connections (RC) work, and on a device of RoCE unreliable datagrams (UD)"
+            );
             return Err(EOPNOTSUPP);
         }
         if mask & IBV_QP_INIT_ATTR_PD == 0 {
             return Err(EINVAL);
         }
         let with_builder = mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-        if with_builder && wanted.send_ops_flags & !BUILDER_OPERATIONS != 0 {
+        let operations = if is_of_datagrams { DATAGRAM_OPERATIONS } else { BUILDER_OPERATIONS };
+        if with_builder && wanted.send_ops_flags & !operations != 0 {
             return Err(EOPNOTSUPP);
         }
         let domain = Handle::<Domain>::get(wanted.pd)?;
@@ -76,11 +86,14 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         let shared = if wanted.srq.is_null() { None } else { Some(Handle::<SharedQueue>::get(wanted.srq)?) };
         let cap = wanted.cap;
         let limits = &process::process()?.context.config().limits;
-        let most_entries = uwarp::MAX_SGE as u32;
-        if cap.max_send_sge > most_entries || cap.max_recv_sge > most_entries {
+        let (most_entries, most_inline) = match is_of_datagrams {
+            true => (context::MOST_DATAGRAM_ENTRIES, datagrams::MOST_INLINE),
+            false => (uwarp::MAX_SGE, uwarp::MAX_INLINE),
+        };
+        if cap.max_send_sge as usize > most_entries || cap.max_recv_sge as usize > most_entries {
             return Err(EINVAL);
         }
-        if cap.max_inline_data as usize > uwarp::MAX_INLINE {
+        if cap.max_inline_data as usize > most_inline {
             return Err(EINVAL);
         }
         if cap.max_send_wr as usize > limits.queue_depth || cap.max_recv_wr as usize > limits.queue_depth {
@@ -89,6 +102,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         // Both limits of a request are one in uwarp.
         let entries = cap.max_send_sge.max(cap.max_recv_sge).max(1);
         let inline = (cap.max_inline_data as usize).max(LEAST_INLINE);
+        // In uwarp the addresses of a datagram count.
+        let more = if is_of_datagrams { (DatagramPath::ENTRIES, DatagramPath::BLOCK_LEN) } else { (0, 0) };
         let queue_pair = {
             let shared_queue = shared.map(|queue| queue.lock());
             let options = QueuePairOptions {
@@ -96,8 +111,8 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 receive_cq: &receive_cq.target,
                 send_depth: cap.max_send_wr.max(1) as usize,
                 receive_depth: cap.max_recv_wr.max(1) as usize,
-                max_sge: entries as usize,
-                max_inline: inline,
+                max_sge: entries as usize + more.0,
+                max_inline: inline + more.1,
                 signal_all: wanted.sq_sig_all != 0,
                 complete_when_acknowledged: false,
                 shared_receives: shared_queue.as_deref(),
@@ -112,7 +127,11 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
         let polls = &process::process()?.polls;
         let public_number = pair::new_public_number(number)?;
         polls.name(number, public_number);
-        let queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, polls.taken(number));
+        let mut queue = SendQueue::new(send, cap.max_send_wr.max(1), wanted.sq_sig_all != 0, polls.taken(number));
+        if is_of_datagrams {
+            queue.datagrams = Some(Limits { key: 0, octets: attributes::most_octets_of_packet(process::process()?) });
+            queue.close();
+        }
         let id = PairId { number, handle: next_handle() };
         let base = ibv_qp {
             context,
@@ -124,7 +143,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
             handle: id.handle,
             qp_num: public_number,
             state: IBV_QPS_RESET,
-            qp_type: IBV_QPT_RC,
+            qp_type: wanted.qp_type,
             ..ibv_qp::default()
         };
         let mut public = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::default() };
@@ -142,6 +161,7 @@ pub(crate) fn create(context: *mut ibv_context, wanted: &mut ibv_qp_init_attr_ex
                 asynchronous: Unacknowledged::default(),
                 attributes: Lock::new(Rank::Attributes, initial(wanted.cap)),
                 signal_all: wanted.sq_sig_all != 0,
+                is_of_datagrams,
                 identifiers: AtomicUsize::new(0),
                 link: Lock::new(Rank::Link, None),
             },

@@ -1,6 +1,7 @@
 //! The send queue of a queue pair, as programs see it.
 
 use crate::errno::{EINVAL, ENOMEM, Errno};
+use crate::verbs::datagrams::Limits;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uwarp::{SendHalf, SendRequest, StagedRequests};
 
@@ -16,12 +17,15 @@ pub(crate) struct SendQueue {
     /// Signalled requests that were posted. Like `taken`, it wraps around.
     signalled: u32,
     taken: &'static AtomicU32,
+    /// Of a queue pair of datagrams.
+    pub(crate) datagrams: Option<Limits>,
 }
 
 impl SendQueue {
     /// A queue of `depth` places. `taken`: the counter of its queue pair.
     pub(crate) fn new(half: SendHalf, depth: u32, signal_all: bool, taken: &'static AtomicU32) -> SendQueue {
-        SendQueue { half, depth, full_depth: depth, signal_all, signalled: taken.load(Ordering::Acquire), taken }
+        let signalled = taken.load(Ordering::Acquire);
+        SendQueue { half, depth, full_depth: depth, signal_all, signalled, taken, datagrams: None }
     }
 
     /// The queue pair is reset, and its completions are purged.

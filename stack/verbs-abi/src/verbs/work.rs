@@ -138,7 +138,7 @@ pub(crate) enum Data<'a> {
 }
 
 impl Data<'_> {
-    fn octets(&self) -> u64 {
+    pub(crate) fn octets(&self) -> u64 {
         match self {
             Data::Entries(entries) => entries.iter().map(|sge| u64::from(sge.length)).sum(),
             Data::Inline(octets) => octets.len() as u64,

@@ -32,6 +32,7 @@ pub(crate) fn set_functions(public: &mut ibv_qp_ex) {
     public.wr_set_inline_data_list = Some(set_inline_data_list);
     public.wr_set_sge = Some(set_sge);
     public.wr_set_sge_list = Some(set_sge_list);
+    public.wr_set_ud_addr = Some(set_ud_addr);
     public.wr_start = Some(start);
     public.wr_complete = Some(complete);
     public.wr_abort = Some(abort);
@@ -157,6 +158,13 @@ unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
 
 unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     begin(qp, IBV_WR_SEND_WITH_INV, rkey, Target::default());
+}
+
+unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    with(qp, |builder| {
+        builder.last()?.set_receiver(ah, remote_qpn, remote_qkey);
+        Ok(())
+    });
 }
 
 /// Makes the last request one that carries the program's octets, which `fill` copies.

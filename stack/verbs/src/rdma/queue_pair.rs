@@ -158,6 +158,8 @@ pub struct QueuePairControl {
     pub(super) watch: Watch,
     /// No engine has it, and its number is given back.
     is_destroyed: bool,
+    /// It sends datagrams, and has no connection.
+    is_of_datagrams: bool,
     gate: Arc<Gate>,
     completion_queues: [Arc<CompletionQueueCore>; 2],
     shared: Arc<Shared>,
@@ -234,6 +236,7 @@ impl ProtectionDomain {
             sink: EventSink::new(sender, None),
             watch: Watch::default(),
             is_destroyed: false,
+            is_of_datagrams: false,
             gate,
             completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
             shared: Arc::clone(shared),

@@ -3,8 +3,8 @@
 use crate::error::PostErrorReason;
 use uwarp_engine::command::Features;
 use uwarp_engine::work::{
-    AtomicOperands, MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags,
-    SendOpcode, Sge,
+    AtomicOperands, DatagramPath, MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement,
+    SendFlags, SendOpcode, Sge,
 };
 use uwarp_memory::{Access, CompareSwap};
 use uwarp_ring::Slot;
@@ -91,6 +91,22 @@ impl<'a> SendRequest<'a> {
     /// a number below 2^32.
     pub fn immediate(id: u64, data: u64) -> Self {
         Self { remote_offset: data, ..Self::new(id, SendOpcode::Immediate, Payload::Entries(&[])) }
+    }
+
+    /// A datagram of registered memory, for a queue pair that
+    /// [`begin_datagrams`](crate::QueuePairControl::begin_datagrams) was called of. `entries` begins with the
+    /// [`DatagramPath::entries`] of `path`, which count as entries of the request. It completes when the frame is built,
+    /// and it may be lost. A message that is longer than the port's MTU allows ends the queue pair.
+    pub fn datagram(id: u64, path: &DatagramPath, entries: &'a [Sge]) -> Self {
+        let (stag, remote_offset) = (path.stag(), path.remote_offset());
+        Self { stag, remote_offset, ..Self::new(id, SendOpcode::Datagram, Payload::Entries(entries)) }
+    }
+
+    /// A datagram of octets that are copied now. `octets` begins with the [`DatagramPath::block`] of `path`, which
+    /// counts as inline data.
+    pub fn datagram_inline(id: u64, path: &DatagramPath, octets: &'a [u8]) -> Self {
+        let (stag, remote_offset) = (path.stag(), path.remote_offset());
+        Self { stag, remote_offset, ..Self::new(id, SendOpcode::Datagram, Payload::Inline(octets)) }
     }
 
     /// Appends immediate data to a Write, as one request with one completion. The peer gets the data when all of the
@@ -257,6 +273,13 @@ impl<'a> SendRequest<'a> {
             }
             // Their octets are the peer's.
             Payload::Entries(_) if self.opcode == SendOpcode::Commit => 0,
+            Payload::Entries(entries) if self.opcode == SendOpcode::Datagram => {
+                if entries.len() > limits.entries {
+                    return Err(PostErrorReason::TooManySges { limit: limits.entries });
+                }
+                // The first ones are addresses.
+                total_length(entries.get(DatagramPath::ENTRIES..).unwrap_or(&[]))?
+            }
             Payload::Entries(_) => {
                 if entries.len() > limits.entries {
                     return Err(PostErrorReason::TooManySges { limit: limits.entries });

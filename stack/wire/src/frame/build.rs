@@ -9,6 +9,7 @@ use crate::icmp6::{self, Icmp6Message};
 use crate::ipv4::{self, Ipv4Header};
 use crate::ipv6::{self, FRAGMENT_HEADER_LEN, FragmentHeader, Ipv6Header};
 use crate::octets::put_u16;
+use crate::roce;
 use crate::tcp::{self, TcpHeader};
 
 /// The addresses of a packet at both layers, and its VLAN.
@@ -193,6 +194,30 @@ pub fn emit_packet(out: &mut [u8], path: &Path, ecn: u8, protocol: u8, payload: 
     path.emit(out, ecn, protocol, payload.len())?;
     out[at..].copy_from_slice(payload);
     Ok(at + payload.len())
+}
+
+/// Writes a whole frame with a datagram of RoCE v2 to the start of `out` and returns its length. `fill` writes the
+/// payload, which has `payload_len` octets.
+///
+/// # Errors
+/// [`WireError::NoRoom`], [`WireError::AddressFamily`], [`WireError::TotalLength`], or what `fill` fails with.
+pub fn emit_datagram<E: From<WireError>>(
+    out: &mut [u8],
+    path: &Path,
+    header: &roce::Header,
+    payload_len: usize,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<usize, E> {
+    let at = path.headers_len();
+    let length = header.datagram_len(payload_len);
+    let out = out.get_mut(..at + length).ok_or(WireError::NoRoom)?;
+    path.emit(out, ipv4::ecn::NOT_CAPABLE, roce::PROTOCOL, length)?;
+    header.emit(&mut out[at..], payload_len);
+    let payload_at = at + header.payload_at();
+    fill(&mut out[payload_at..payload_at + payload_len])?;
+    let ip = if path.source.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+    roce::seal(&mut out[at - ip..]);
+    Ok(at + length)
 }
 
 /// Writes a whole frame with one fragment of an upper-layer packet (RFC 791 §3.2, RFC 8200 §4.5) and returns its

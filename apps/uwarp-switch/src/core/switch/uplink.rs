@@ -212,6 +212,7 @@ impl Switch {
         match frame::parse(octets) {
             Ok(Kind::Tcp(segment)) if !to_all => self.receive_segment(&segment, octets),
             Ok(Kind::Control) => self.receive_control(to_all, octets),
+            Ok(Kind::Datagram(_)) if !to_all => Err(DropReason::Unsupported),
             Err(reason) if !to_all => Err(reason),
             // The network's own talk: spanning trees, names, DHCP.
             _ => Ok(Verdict::Drop),

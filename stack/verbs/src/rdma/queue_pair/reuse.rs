@@ -49,6 +49,39 @@ impl QueuePairControl {
         Ok(())
     }
 
+    /// Makes the queue pair one of unreliable datagrams (RoCE v2), or gives it another key. It receives from now on, and
+    /// takes [`SendRequest::datagram`](crate::SendRequest::datagram): nothing else of the send queue's may be posted.
+    /// `number` is its number on the network, 24 bits, and no other queue pair of its addresses may have it. On a switch
+    /// the upper nine bits are the context's [`switch_place`](crate::Context::switch_place) and one: others are not
+    /// passed on.
+    ///
+    /// A received datagram takes a receive, or is lost. Its memory begins with [`GRH_LEN`](crate::GRH_LEN) octets that
+    /// say where it came from, and its completion has a
+    /// [`datagram_source`](crate::Completion::datagram_source).
+    ///
+    /// # Errors
+    /// [`Error::State`] if it has had a connection, and what starting the context's engines fails with.
+    pub fn begin_datagrams(&mut self, number: u32, key: u32) -> Result<(), Error> {
+        if !self.is_of_datagrams {
+            self.bind(None)?;
+        }
+        self.shared.check_here()?;
+        let (done, answer) = bounded(1);
+        self.shared.engines[self.engine].command(Command::BeginDatagrams {
+            queue_pair: self.number,
+            number,
+            key,
+            done,
+        });
+        self.shared.reply(self.engine, &answer)?;
+        if !self.is_of_datagrams {
+            self.is_of_datagrams = true;
+            self.state = QueuePairState::Connected;
+            self.gate.established().store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
     /// Exchanges the receive queues of two queue pairs that no engine has, with where their completions go. So one can
     /// be connected to itself: over a second one, which receives in its place. Completions name that one.
     ///
@@ -125,6 +158,7 @@ impl QueuePairControl {
         }
         self.unbound = Some(unbound);
         (self.state, self.last) = (QueuePairState::Idle, LastConnection::default());
+        self.is_of_datagrams = false;
         self.made.access = Access::ALL;
         send.close();
         Ok(())
