@@ -408,3 +408,11 @@ mod event_loop;
 fn the_example_of_one_loop_on_two_threads_ends_well() {
     event_loop::main().unwrap();
 }
+
+#[path = "../examples/tokio.rs"]
+mod tokio_example;
+
+#[test]
+fn the_example_with_tokio_ends_well() {
+    tokio_example::main().unwrap();
+}
