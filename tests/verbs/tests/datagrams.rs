@@ -70,7 +70,8 @@ impl Program {
         let context = Context::open(Config::on_switch(host.socket()).without_monitor()).expect("a place on the switch");
         let queue = context.create_completion_queue(16).expect("a queue");
         let domain = context.allocate_domain();
-        let pair = domain.create_queue_pair(&QueuePairOptions::new(&queue)).expect("a queue pair");
+        let options = QueuePairOptions { max_inline: 64, ..QueuePairOptions::new(&queue) };
+        let pair = domain.create_queue_pair(&options).expect("a queue pair");
         let region = domain.register(vec![0; 4096], Access::LOCAL_WRITE).expect("memory");
         Program { context, queue, pair, region }
     }
