@@ -26,6 +26,7 @@
 #include <rte_ethdev.h>
 #include <rte_lcore.h>
 #include <rte_mbuf.h>
+#include <rte_version.h>
 
 #define BURST 32
 #define WARM_UP 20000
@@ -62,7 +63,11 @@ static struct rte_mempool *start(const struct settings *s, int server)
 {
 	char vdev[256], lcores[32], prefix[32];
 	int cpu = s->cpus[server], i;
-	char *arguments[] = { "raw_pingpong", "--no-pci", "--no-huge", "--single-file-segments", "--no-shconf",
+	char *arguments[] = { "raw_pingpong", "--no-pci", "--no-huge", "--no-shconf",
+#if RTE_VERSION < RTE_VERSION_NUM(25, 11, 0, 0)
+			      /* Implied by --no-huge, and refused beside it since. */
+			      "--single-file-segments",
+#endif
 			      "--iova-mode=va", "--no-telemetry", "--log-level=error", "-m", "256", "--file-prefix", prefix,
 			      lcores, vdev, NULL };
 	struct rte_eth_conf configuration = { 0 };

@@ -123,6 +123,8 @@ fn main() {
             fail(&format!("{} cannot be written ({error})", file.display()));
         }
     };
+    // It was parsed above.
+    write("release.rs", format!("{:?}", release(&dpdk.version).unwrap_or_default()));
     if is_static {
         link_statically(&dpdk.libs);
         write("drivers.rs", format!("&{:?}", drivers()));

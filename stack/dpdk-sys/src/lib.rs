@@ -5,6 +5,7 @@
 
 mod bindings;
 pub mod fast;
+pub mod release;
 
 pub use bindings::*;
 

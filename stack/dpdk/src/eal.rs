@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
-use dpdk_sys::{self as sys, fast};
+use dpdk_sys::{self as sys, fast, release};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::lock;
@@ -54,8 +54,10 @@ impl EalConfig {
     fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["uwarp".to_owned()];
         let mut add = |words: &[&str]| arguments.extend(words.iter().map(|&word| word.to_owned()));
-        // A vhost or memif peer maps our memory, so it must be in files, and in few of them.
-        add(&["--single-file-segments"]);
+        // A vhost or memif peer maps our memory, so it must be in files, and in few of them. It is without hugepages.
+        if self.hugepages || release::SINGLE_FILES_WITHOUT_HUGEPAGES {
+            add(&["--single-file-segments"]);
+        }
         if self.hugepages {
             // This needs no mounted hugetlbfs, and leaves no files.
             add(&["--in-memory"]);
@@ -333,8 +335,33 @@ fn check(config: &EalConfig) -> Result<(), Error> {
     if config.memory_mib < 32 {
         return Err(Error::Configuration(format!("memory-mib is {}: DPDK needs at least 32", config.memory_mib)));
     }
+    check_extra(&config.extra)?;
     if config.hugepages && free_hugepages() == 0 {
         return Err(Error::NoHugepages);
+    }
+    Ok(())
+}
+
+/// Whether EAL knows the arguments. DPDK 25.11 ends the process over one that it does not know.
+fn check_extra(words: &[String]) -> Result<(), Error> {
+    let refuse = |word: &str, reason: &str| {
+        Err(Error::Configuration(format!("eal.extra has '{word}', {reason}: see the EAL parameters of DPDK's manual")))
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        // A short one may have its value behind it: -m64.
+        let is_joined = |known: &&str| !known.starts_with("--") && !name.starts_with("--") && name.starts_with(*known);
+        if release::ARGUMENTS_ALONE.contains(&name) {
+            continue;
+        }
+        if release::ARGUMENTS_WITH_VALUE.contains(&name) {
+            if value.is_none() && words.next().is_none() {
+                return refuse(word, "whose value is missing");
+            }
+        } else if !release::ARGUMENTS_WITH_VALUE.iter().any(is_joined) {
+            return refuse(word, "which is none of EAL's arguments");
+        }
     }
     Ok(())
 }
@@ -428,6 +455,36 @@ mod tests {
         assert!(matches!(error, Error::OutOfMemory { memory_mib: 256, .. }), "{error:?}");
         let error = explain(&config, "invalid option".to_owned());
         assert_eq!(error.to_string(), "DPDK did not start: invalid option");
+    }
+
+    #[test]
+    fn arguments_that_eal_would_not_know_are_refused_before_it_sees_them() {
+        let check = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            check_extra(&words).map_err(|error| error.to_string())
+        };
+        let fine = [
+            "--log-level=lib.eal:debug",
+            "-m",
+            "64",
+            "-m64",
+            "--vdev",
+            "net_null0,copy=1",
+            "--no-hpet",
+            "--syslog=user",
+        ];
+        assert_eq!(check(&fine), Ok(()));
+        for (words, expected) in [
+            (&["--no-such-option"][..], "'--no-such-option', which is none of EAL's arguments"),
+            // They would print something and end the program.
+            (&["--no-pci", "--help"], "'--help', which is none"),
+            (&["--version"], "'--version', which is none"),
+            (&["stray"], "'stray', which is none"),
+            (&["--vdev"], "'--vdev', whose value is missing"),
+        ] {
+            let error = check(words).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -21,10 +21,22 @@ use crate::log::Mark;
 use crate::maintenance::{Cure, Reconnector};
 use crate::plan::{self, Plan, Socket};
 use crate::pool::Pool;
-use crate::{DeviceConfig, Eal, Error, HEADROOM, copies, pci, ring, signal};
+use crate::{DeviceConfig, Eal, Error, HEADROOM, MemifRole, copies, pci, ring, signal};
 
 /// Between two attempts to reach a peer.
 const RETRY: Duration = Duration::from_millis(10);
+
+/// Whether the driver of memif would take the memory that there is for zero-copy.
+fn check_zero_copy(eal: &Eal, config: &DeviceConfig) -> Result<(), Error> {
+    let wants_it = matches!(config, DeviceConfig::Memif { role: MemifRole::Client, zero_copy: true, .. });
+    if wants_it && !eal.config().hugepages && !sys::release::SINGLE_FILES_WITHOUT_HUGEPAGES {
+        return Err(Error::Configuration(
+            "with DPDK 25.11, zero-copy of memif needs hugepages: set hugepages = true, or leave zero-copy out"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
 
 /// Creates, configures and starts a device on this thread.
 pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan: &Plan) -> Result<Inner, Error> {
@@ -35,6 +47,7 @@ pub(crate) fn open(eal: &Eal, config: &DeviceConfig, options: &PortOptions, plan
         }
     }
     check_interface(config, options)?;
+    check_zero_copy(eal, config)?;
     if let Some(socket) = &plan.socket
         && socket.listens
     {
