@@ -1,6 +1,4 @@
-//! What programs ask of objects, and what these say.
-
-use super::*;
+// What programs ask of objects, and what these say.
 
 #[repr(C)]
 #[derive(Clone, Copy)]

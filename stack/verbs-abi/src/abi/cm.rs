@@ -1,6 +1,4 @@
-//! Structures of rdma_cm.
-
-use super::*;
+// Structures of rdma_cm.
 
 #[repr(C)]
 #[derive(Clone, Copy)]

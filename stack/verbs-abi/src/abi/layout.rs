@@ -1,5 +1,5 @@
-//! Where the fields of structures lie, against the table of three releases in `symbols/layouts`. The headers of each are
-//! compared with that table in turn, by tests/package/run.
+//! Where the fields of structures lie, against the table of three releases in `symbols/layouts`. The headers of each
+//! are compared with that table in turn, by tests/package/run.
 
 use super::*;
 use std::collections::BTreeMap;

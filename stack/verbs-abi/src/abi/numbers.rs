@@ -1,6 +1,4 @@
-//! Numbers of the verbs and of rdma_cm.
-
-use libc::{c_int, c_uint};
+// Numbers of the verbs and of rdma_cm.
 
 pub const IBV_ACCESS_OPTIONAL_FIRST: u32 = 1048576;
 pub const IBV_DEVICE_RAW_SCATTER_FCS: u64 = 17179869184;

@@ -1,6 +1,4 @@
-//! Objects that programs hold.
-
-use super::*;
+// Objects that programs hold.
 
 #[repr(C)]
 #[derive(Clone, Copy)]

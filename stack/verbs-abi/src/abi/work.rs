@@ -1,6 +1,4 @@
-//! Requests, their entries, and completions.
-
-use super::*;
+// Requests, their entries, and completions.
 
 #[repr(C)]
 #[derive(Clone, Copy)]
