@@ -13,7 +13,7 @@ use std::sync::Arc;
 use memmap2::MmapMut;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::mapped::MappedFile;
+use crate::mapping::MappedFile;
 
 /// A hint about a mapping's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +88,8 @@ impl RegionBuffer {
     /// - No reference to the octets may be used. Whoever else accesses them does so in ways that tolerate changes by
     ///   others at any moment, as C programs do that share memory with a device.
     /// - While a slice of [`as_slice`](Self::as_slice) or [`as_mut_slice`](Self::as_mut_slice) is used, nobody else
-    ///   writes, and while one of the latter is, nobody else reads.
+    ///   writes, and while one of the latter is, nobody else reads. The same holds for slices of
+    ///   [`Registration::as_slice`](crate::Registration::as_slice) and of a [`Lease`](crate::Lease).
     pub unsafe fn raw(start: NonNull<u8>, length: usize) -> RegionBuffer {
         RegionBuffer { start, length, owner: Owner::Raw }
     }

@@ -61,7 +61,8 @@ impl Registration {
         // SAFETY: the memory is initialised and stays as long as `self`. Nobody writes to it while the slice lives:
         // the owner's methods and a change of the rights need `self`, which is borrowed exclusively. Engines place only
         // where they find one of the rights in `WRITES`, and a window that gives such a right binds only to a region
-        // with `LOCAL_WRITE`. A committer only reads. The caller of `RegionBuffer::raw` has promised the same of others.
+        // with `LOCAL_WRITE`. A committer only reads. The caller of `RegionBuffer::raw` has promised the same of
+        // others.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), length) })
     }
 
@@ -85,9 +86,9 @@ impl Deref for Lease<'_> {
     fn deref(&self) -> &[u8] {
         let (start, length) = self.registration.memory();
         // SAFETY: the memory is initialised and stays as long as the registration. Nobody else accesses it while the
-        // lease lives: the STag is invalid and all turns that saw it valid are over, and each access of an engine, through
-        // a window too, finds the state before it touches memory. The owner's methods need the registration, which is
-        // borrowed exclusively, and only `drop` makes the STag valid. There is no committer.
+        // lease lives: the STag is invalid and all turns that saw it valid are over, and each access of an engine,
+        // through a window too, looks at the state before it touches memory. The owner's methods need the registration,
+        // which is borrowed exclusively, and only `drop` makes the STag valid. There is no committer.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), length) }
     }
 }

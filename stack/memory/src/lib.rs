@@ -7,8 +7,8 @@
 //!
 //! Peers may change registered memory at any time, so no reference to it exists meanwhile. The application reads and
 //! writes it through the registration, which copies or has the kernel move octets to and from files. It has a slice
-//! after deregistration, for the time of a [`Lease`], or if nobody else may write. Engines copy here by raw pointers, in
-//! the [`kernels`].
+//! after deregistration, for the time of a [`Lease`], or if nobody else may write. Engines copy here by raw pointers,
+//! in the [`kernels`].
 //!
 //! The protocol between turns and revocations has a loom model: `RUSTFLAGS="--cfg loom" cargo test -p uwarp-memory
 //! --release`.
@@ -29,6 +29,7 @@ pub mod kernels;
 mod key;
 mod lease;
 mod mapped;
+mod mapping;
 mod options;
 mod persist;
 mod registration;
@@ -47,7 +48,8 @@ pub use durable::{CommitMailbox, CommitReply, CommitStatus, CommitStream, Commit
 pub use epoch::GracePeriod;
 pub use file::{FileError, FileErrorReason, RegionPart, read_file, write_file};
 pub use lease::{Lease, LendError};
-pub use mapped::{MapError, MappedReadError, MappedRegistration, catch_truncation};
+pub use mapped::{MapError, MappedReadError, MappedRegistration};
+pub use mapping::catch_truncated_files;
 pub use options::{ChangeError, RegionChange, RegisterError, TaggedBase, Unregistered};
 pub use registration::{RangeError, Registration};
 pub use table::RegionTable;

@@ -96,7 +96,7 @@ impl Flags {
     pub(crate) const PERSISTENT: Flags = Flags(1 << 38);
     /// The owner of the window chooses the low eight bits of its STags.
     pub(crate) const OWNER_KEYS: Flags = Flags(1 << 39);
-    /// With `WINDOW`, so that the usual accesses look at one flag only: not a window, but a region that is a mapped file.
+    /// With `WINDOW`, so that usual accesses look at one flag only: not a window, but a region that is a mapped file.
     pub(crate) const MAPPED: Flags = Flags(1 << 44);
     /// Commits of the region have an effect.
     pub(crate) const KEPT: Flags = Flags(Flags::DURABLE.0 | Flags::PERSISTENT.0);
@@ -117,8 +117,8 @@ const ACCESS_BITS: u64 = (Access::ALL.bits() as u64) << ACCESS_SHIFT;
 const GENERATION_SHIFT: u32 = 45;
 const GENERATION_BITS: u64 = u64::MAX << GENERATION_SHIFT;
 
-/// The state of a slot: the STag in bits 0..32, then the [`Flags`], the rights in bits 40..44, one more flag, and from bit
-/// 45 on the generation, which is how often the slot was freed, or its region changed.
+/// The state of a slot: the STag in bits 0..32, then the [`Flags`], the rights in bits 40..44, one more flag, and from
+/// bit 45 on the generation, which is how often the slot was freed, or its region changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotState(u64);
 

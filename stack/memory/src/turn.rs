@@ -15,7 +15,7 @@ use crate::access::{Access, AccessError, Association, BindError, InvalidateError
 use crate::atomics::{self, AtomicError, CompareSwap};
 use crate::durable::Durable;
 use crate::epoch::EngineState;
-use crate::mapped;
+use crate::mapping;
 use crate::shared_bytes;
 use crate::slot::{Flags, Identity, Slot, SlotState};
 use crate::table::{Reached, RegionTable};
@@ -190,7 +190,7 @@ impl<'a> Turn<'a> {
             let end = (at + run.length).min(length);
             // SAFETY: the run is valid for its octets during this turn.
             unsafe { shared_bytes::load(run.start, &mut out[at..end]) };
-            is_whole &= !run.state.has(Flags::MAPPED) || mapped::is_whole(run.start.addr().get());
+            is_whole &= !run.state.has(Flags::MAPPED) || mapping::is_whole(run.start.addr().get());
             at = end;
         })?;
         // A file that was truncated has no octets: zeros are in `out`, which nobody must get.

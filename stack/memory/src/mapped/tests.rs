@@ -2,10 +2,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+
 use super::*;
 use crate::access::{AccessError, Association, DomainId, StreamId};
 use crate::file::{FileErrorReason, write_file};
 use crate::kernels;
+use crate::mapping::catch_truncated_files;
 use crate::window::BindPiece;
 
 const PEER: Association = Association { domain: DomainId(1), stream: StreamId(7) };
@@ -23,7 +26,7 @@ fn file_of(length: usize) -> File {
 }
 
 fn registered(table: &Arc<RegionTable>, file: &File, offset: u64, length: usize) -> MappedRegistration {
-    catch_truncation().unwrap();
+    catch_truncated_files().unwrap();
     table.register_file(file, offset, length, Access::REMOTE_READ, SCOPE, TaggedBase::Zero).unwrap()
 }
 
@@ -120,8 +123,8 @@ fn a_system_call_finds_the_truncation_too() {
 
 #[test]
 fn what_is_no_part_of_a_file_to_read_is_refused() {
-    catch_truncation().unwrap();
-    catch_truncation().unwrap();
+    catch_truncated_files().unwrap();
+    catch_truncated_files().unwrap();
     let table = RegionTable::new(4, 5 * PAGE as u64, 1);
     let file = file_of(4 * PAGE);
     let register = |file: &File, offset, length, access| {
@@ -189,7 +192,7 @@ fn faults_elsewhere_end_the_process_as_before() {
 #[test]
 fn a_signal_that_was_sent_ends_the_process_as_before() {
     let ended_well = ends_well("a_signal_that_was_sent_ends_the_process_as_before", || {
-        catch_truncation().unwrap();
+        catch_truncated_files().unwrap();
         // Rust's own handler takes the first one for a fault that comes again.
         for _ in 0..2 {
             // SAFETY: a signal to this process.
@@ -207,7 +210,7 @@ fn fault_with(handler: usize, flags: i32) {
         (action.sa_sigaction, action.sa_flags) = (handler, flags);
         assert_eq!(libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()), 0);
     }
-    catch_truncation().unwrap();
+    catch_truncated_files().unwrap();
     fault();
     std::process::exit(4);
 }

@@ -16,15 +16,15 @@ use uwarp_memory::{MappedReadError, MappedRegistration};
 /// # Errors
 /// The system refuses.
 pub fn catch_truncated_files() -> Result<(), Error> {
-    uwarp_memory::catch_truncation().map_err(Error::system("SIGBUS cannot be caught"))
+    uwarp_memory::catch_truncated_files().map_err(Error::system("SIGBUS cannot be caught"))
 }
 
 /// A part of a file that peers may read, without a copy of it in this process: engines read the system's cache of the
 /// file. Made by [`ProtectionDomain::register_file`]. Dropping it revokes the STag and unmaps the file.
 ///
-/// Others may change the file meanwhile: each octet that is read is an old or a new one. If it is truncated, or its disk
-/// fails, a Read, Send or Write that needs octets that are gone fails, and so does each one after it. Nobody gets zeros
-/// in place of the octets. The process continues.
+/// Others may change the file meanwhile: each octet that is read is an old or a new one. If it is truncated, or its
+/// disk fails, a Read, Send or Write that needs octets that are gone fails, and so does each one after it. Nobody gets
+/// zeros in place of the octets. The process continues.
 #[derive(Debug)]
 pub struct FileRegion {
     registration: MappedRegistration,
@@ -56,8 +56,8 @@ impl ProtectionDomain {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Map`]: the process does not catch SIGBUS, the file is shorter or cannot be mapped, there are other rights
-    /// than those two, or a limit is reached. The scope is of another domain, or the options name a store.
+    /// [`Error::Map`]: the process does not catch SIGBUS, the file is shorter or cannot be mapped, there are other
+    /// rights than those two, or a limit is reached. The scope is of another domain, or the options name a store.
     pub fn register_file<'a>(
         &self,
         file: &impl AsFd,
@@ -116,8 +116,8 @@ impl FileRegion {
         })
     }
 
-    /// Whether an access has found that the file was truncated or cannot be read. The region is of no use then: register
-    /// the file again.
+    /// Whether an access has found that the file was truncated or cannot be read. The region is of no use then:
+    /// register the file again.
     pub fn is_lost(&self) -> bool {
         self.registration.is_lost()
     }
