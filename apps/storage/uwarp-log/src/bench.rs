@@ -6,6 +6,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -311,14 +312,12 @@ impl Store {
     }
 
     /// Makes a record of the region durable.
-    fn sync(&self, offset: usize, room: &mut [u8]) -> anyhow::Result<()> {
+    fn sync(&self, record: Range<usize>) -> anyhow::Result<()> {
         match self {
-            Store::Memory(region) => region.write_back(offset..offset + room.len())?,
+            Store::Memory(region) => region.write_back(record)?,
             Store::File(region, file) => {
-                region.read(offset, room)?;
-                file.write_all_at(room, offset as u64)
-                    .and_then(|()| file.sync_data())
-                    .context("the file cannot be written")?;
+                region.write_to(file, record.start as u64, record).context("the file cannot be written")?;
+                file.sync_data().context("the file cannot be written")?;
             }
         }
         Ok(())
@@ -407,7 +406,6 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
     let mut place = region.stag().to_be_bytes().to_vec();
     place.extend(region.remote_offset().to_be_bytes());
     request.accept(&mut end.queue_pair.control, AcceptOptions::default().private_data(place).features(FEATURES))?;
-    let mut room = vec![0; size];
     let mut head = [0; REQUEST];
     loop {
         let received = end.next()?;
@@ -432,11 +430,10 @@ fn serve(context: &Context, arguments: &SideArguments) -> anyhow::Result<()> {
             end.queue_pair.send.post(&[read])?;
             while end.next()?.opcode != CompletionOpcode::Read {}
         } else {
-            end.memory.read(size + 2 * REQUEST, &mut room)?;
-            store.region().write(offset, &room)?;
+            end.memory.copy_to(size + 2 * REQUEST..2 * (size + REQUEST), store.region(), offset)?;
         }
         end.receive()?;
-        store.sync(offset, &mut room)?;
+        store.sync(offset..offset + size)?;
         end.memory.write(0, &slot.to_be_bytes())?;
         end.send(8)?;
     }
