@@ -43,7 +43,7 @@ enum Owner {
     /// A mapping of persistent memory.
     Persistent,
     /// A file's pages, which others may change: they do not leave this crate.
-    File { _file: MappedFile },
+    File { _file: Box<MappedFile> },
     /// Another buffer's memory, which a committer reads too. It leaves this crate only through
     /// [`RegionBuffer::unshared`].
     Shared { buffer: Arc<RegionBuffer> },
@@ -120,7 +120,7 @@ impl RegionBuffer {
 
     /// Pages of a file, for a registration that gives no slice of them.
     pub(crate) fn mapped(file: MappedFile) -> RegionBuffer {
-        RegionBuffer { start: file.start(), length: file.len(), owner: Owner::File { _file: file } }
+        RegionBuffer { start: file.start(), length: file.len(), owner: Owner::File { _file: Box::new(file) } }
     }
 
     /// The same memory again, for a registration.
