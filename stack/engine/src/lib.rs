@@ -26,7 +26,7 @@ mod turn;
 
 pub use api::ends as stream;
 pub use api::ports::ReservedPorts;
-pub use api::{command, config, shared, stats, steering, work};
+pub use api::{command, config, datagram, shared, stats, steering, work};
 pub use link::{handoff, port};
 
 pub use channels::{EngineChannels, EngineError};

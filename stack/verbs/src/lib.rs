@@ -248,11 +248,10 @@ pub use uwarp_dpdk::{MemifRole, with_signals_blocked};
 pub use uwarp_engine::command::{
     AsyncEvent, ConnectFailure, DisconnectReason, Established, Features, ReadyToReceiveKinds, TerminateCode,
 };
+pub use uwarp_engine::datagram::DatagramPath;
 pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedReceiveQueueId};
 pub use uwarp_engine::stream::{Interest, StreamFailure};
-pub use uwarp_engine::work::{
-    Completion, CompletionFlags, CompletionOpcode, DatagramPath, GRH_LEN, MAX_INLINE, Sge, Status,
-};
+pub use uwarp_engine::work::{Completion, CompletionFlags, CompletionOpcode, GRH_LEN, MAX_INLINE, Sge, Status};
 pub use uwarp_memory::{
     Access, ChangeError, CommitStatus, CompareSwap, FileError, FileErrorReason, Lease, LendError, MapError, PageAdvice,
     RegionBuffer, RegionPart, Store, TaggedBase, read_file, write_file,

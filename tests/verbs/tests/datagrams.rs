@@ -1,5 +1,5 @@
-//! Unreliable datagrams on a device of RoCE: a program of our own in C (`c/datagrams.c`), stock programs, and peers that
-//! lie.
+//! Unreliable datagrams on a device of RoCE: a program of our own in C (`c/datagrams.c`), stock programs, and peers
+//! that lie.
 
 use std::net::IpAddr;
 use std::path::Path;

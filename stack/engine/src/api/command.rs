@@ -112,8 +112,8 @@ pub enum Command {
         /// Receives a message when nothing is placed, read or changed any more that is refused now.
         done: Sender<()>,
     },
-    /// Makes an idle queue pair one of unreliable datagrams (RoCE v2), or gives it another key: it receives from now on,
-    /// and sends what is posted.
+    /// Makes an idle queue pair one of unreliable datagrams (RoCE v2), or gives it another key: it receives from now
+    /// on, and sends what is posted.
     BeginDatagrams {
         /// Which queue pair.
         queue_pair: u32,

@@ -111,8 +111,8 @@ pub struct Completion {
     pub id: u64,
     /// Number of the queue pair.
     pub queue_pair: u32,
-    /// Octets in memory: of the received message for a receive (0 for Immediate Data; a datagram's with [`GRH_LEN`]), of
-    /// the message for other work.
+    /// Octets in memory: of the received message for a receive (0 for Immediate Data; a datagram's with [`GRH_LEN`]),
+    /// of the message for other work.
     pub length: u32,
     /// STag that the peer invalidated, with [`CompletionFlags::INVALIDATED`].
     pub invalidated: u32,

@@ -14,6 +14,7 @@ pub(crate) mod common;
 pub(crate) mod completion;
 pub mod config;
 pub(crate) mod counters;
+pub mod datagram;
 pub mod ends;
 pub(crate) mod event;
 pub(crate) mod faults;

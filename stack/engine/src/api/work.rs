@@ -14,10 +14,11 @@
 //! Everything here is plain data. A malformed element, which only a defect of the poster can produce, decodes to an
 //! error value and fails as [`Status::LocalOperation`].
 
+#[cfg(test)]
+mod tests;
+
 use uwarp_memory::Access;
 use uwarp_ring::Slot;
-use uwarp_wire::address::IpAddress;
-use uwarp_wire::{ipv6, roce};
 
 pub use crate::api::completion::*;
 
@@ -29,6 +30,9 @@ pub const MAX_SEND_ENTRIES: usize = 2 + 4 * (MAX_ELEMENT_SLOTS - 1);
 pub const MAX_RECEIVE_ENTRIES: usize = 3 + 4 * (MAX_ELEMENT_SLOTS - 1);
 /// Most inline octets of a send element.
 pub const MAX_INLINE: usize = 32 + 64 * (MAX_ELEMENT_SLOTS - 1);
+
+/// Octets of inline data, or of the first entries, that say where a datagram goes.
+pub(crate) const DATAGRAM_ADDRESSES: usize = 32;
 
 /// Entries in the first slot of a send element.
 const SEND_FIRST: usize = 2;
@@ -76,7 +80,7 @@ pub enum SendOpcode {
     Bind = 5,
     /// Invalidates an STag of this side. Nothing is sent.
     LocalInvalidate = 6,
-    /// A Send of a queue pair of datagrams, to where its [`DatagramPath`] leads.
+    /// A Send of a queue pair of datagrams, to where its [`DatagramPath`](crate::datagram::DatagramPath) leads.
     Datagram = 7,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
     Read = 8,
@@ -234,85 +238,6 @@ impl AtomicOperands {
     }
 }
 
-/// From where and to where a datagram goes. It is in the first slot of its element: the STag has the receiver's number,
-/// the remote offset the key and the immediate data, and the addresses are in the first [`BLOCK_LEN`](Self::BLOCK_LEN)
-/// octets of the inline data, or the first two entries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DatagramPath {
-    /// The own address that it leaves from.
-    pub source: IpAddress,
-    /// The address that it goes to.
-    pub destination: IpAddress,
-    /// The number of the queue pair that it goes to, 24 bits.
-    pub number: u32,
-    /// The key that the receiver has to have.
-    pub key: u32,
-    /// Immediate data.
-    pub immediate: Option<u32>,
-}
-
-impl DatagramPath {
-    /// Octets of the addresses in an element.
-    pub const BLOCK_LEN: usize = 32;
-    /// Entries of an element that have the addresses.
-    pub const ENTRIES: usize = 2;
-    /// Octets of an IP packet that are none of its datagram's message, at most.
-    pub const MOST_OVERHEAD: usize = ipv6::HEADER_LEN + roce::MOST_OVERHEAD;
-    /// Beside the number, where there are immediate data.
-    const IMMEDIATE: u32 = 1 << 31;
-
-    /// What the element has as its STag.
-    pub const fn stag(&self) -> u32 {
-        self.number | if self.immediate.is_some() { Self::IMMEDIATE } else { 0 }
-    }
-
-    /// What the element has as its remote offset.
-    pub fn remote_offset(&self) -> u64 {
-        u64::from(self.key) << 32 | u64::from(self.immediate.unwrap_or(0))
-    }
-
-    /// The addresses, as they are in an element.
-    pub fn block(&self) -> [u8; Self::BLOCK_LEN] {
-        let mut block = [0; Self::BLOCK_LEN];
-        for (place, address) in block.chunks_exact_mut(16).zip([self.source, self.destination]) {
-            place.copy_from_slice(&address.to_bits().to_be_bytes());
-        }
-        block
-    }
-
-    /// The same as entries.
-    pub fn entries(&self) -> [Sge; Self::ENTRIES] {
-        let entry = |address: IpAddress| {
-            let bits = u128::from_le_bytes(address.to_bits().to_be_bytes());
-            Sge { stag: bits as u32, length: (bits >> 32) as u32, offset: (bits >> 64) as u64 }
-        };
-        [entry(self.source), entry(self.destination)]
-    }
-
-    /// What an element and its first slot say. `None`: it is of another kind, or too short.
-    pub fn of(element: &SendElement, first: &Slot) -> Option<DatagramPath> {
-        let is_whole = if element.flags.contains(SendFlags::INLINE) {
-            element.length as usize >= Self::BLOCK_LEN
-        } else {
-            usize::from(element.entries) >= Self::ENTRIES
-        };
-        if element.opcode != SendOpcode::Datagram || !is_whole {
-            return None;
-        }
-        let address = |low: u64, high: u64| {
-            IpAddress::from_bits(u128::from_be_bytes((u128::from(low) | u128::from(high) << 64).to_le_bytes()))
-        };
-        let has_immediate = element.stag & Self::IMMEDIATE != 0;
-        Some(DatagramPath {
-            source: address(first.0[4], first.0[5]),
-            destination: address(first.0[6], first.0[7]),
-            number: element.stag & !Self::IMMEDIATE,
-            key: (element.remote_offset >> 32) as u32,
-            immediate: has_immediate.then_some(element.remote_offset as u32),
-        })
-    }
-}
-
 /// An element that this crate never writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed work queue element")]
@@ -337,7 +262,7 @@ impl SendElement {
             SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
             SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
             SendOpcode::Datagram if self.flags.contains(SendFlags::INLINE) => {
-                self.length.saturating_sub(DatagramPath::BLOCK_LEN as u32)
+                self.length.saturating_sub(DATAGRAM_ADDRESSES as u32)
             }
             SendOpcode::WriteImmediate | SendOpcode::WriteCommit | SendOpcode::Datagram => self.length,
             SendOpcode::Immediate | SendOpcode::Bind | SendOpcode::LocalInvalidate | SendOpcode::Commit => 0,
@@ -516,91 +441,5 @@ fn put_entries(entries: &[Sge], words: &mut [u64]) {
     for (pair, entry) in words.chunks_exact_mut(2).zip(entries) {
         pair[0] = u64::from(entry.stag) | u64::from(entry.length) << 32;
         pair[1] = entry.offset;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn sge() -> impl Strategy<Value = Sge> {
-        (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(stag, length, offset)| Sge { stag, length, offset })
-    }
-
-    proptest! {
-        #[test]
-        fn send_elements_come_back_with_every_entry(
-            entries in proptest::collection::vec(sge(), 0..=MAX_SEND_ENTRIES),
-            id in any::<u64>(), stag in any::<u32>(), remote_offset in any::<u64>(), length in any::<u32>(),
-        ) {
-            let element = SendElement {
-                id, opcode: SendOpcode::Write, flags: SendFlags::SIGNALLED.union(SendFlags::FENCE), stag,
-                remote_offset, length, entries: entries.len() as u8,
-            };
-            let slots: Vec<Slot> = (0..element.slots()).map(|index| element.encode(&entries, &[], index)).collect();
-            prop_assert!(slots.len() <= MAX_ELEMENT_SLOTS);
-            prop_assert_eq!(SendElement::decode(&slots[0]), Ok(element));
-            for (index, entry) in entries.iter().enumerate() {
-                let (slot, place) = SendElement::entry_place(index);
-                prop_assert_eq!(entry_at(&slots[slot], place), *entry);
-            }
-        }
-
-        #[test]
-        fn inline_octets_come_back(data in proptest::collection::vec(any::<u8>(), 0..=MAX_INLINE)) {
-            let element = SendElement {
-                id: 7, opcode: SendOpcode::Send, flags: SendFlags::INLINE, stag: 0, remote_offset: 0,
-                length: data.len() as u32, entries: 0,
-            };
-            let slots: Vec<Slot> = (0..element.slots()).map(|index| element.encode(&[], &data, index)).collect();
-            prop_assert!(slots.len() <= MAX_ELEMENT_SLOTS);
-            prop_assert_eq!(SendElement::decode(&slots[0]), Ok(element));
-            let mut out = vec![0; data.len()];
-            for (index, slot) in slots.iter().enumerate() {
-                SendElement::copy_inline(slot, index, &mut out);
-            }
-            prop_assert_eq!(out, data);
-        }
-
-        #[test]
-        fn the_path_of_a_datagram_comes_back(
-            addresses in any::<[u128; 2]>(), number in 0u32..1 << 24, key in any::<u32>(),
-            immediate in any::<Option<u32>>(), data in proptest::collection::vec(any::<u8>(), 0..100),
-        ) {
-            let [source, destination] = addresses.map(IpAddress::from_bits);
-            let path = DatagramPath { source, destination, number, key, immediate };
-            let element = SendElement {
-                id: 7, opcode: SendOpcode::Datagram, flags: SendFlags::empty(), stag: path.stag(),
-                remote_offset: path.remote_offset(), length: 5, entries: 3,
-            };
-            let entries = [&path.entries()[..], &[Sge { stag: 1, length: 5, offset: 9 }]].concat();
-            prop_assert_eq!(DatagramPath::of(&element, &element.encode(&entries, &[], 0)), Some(path));
-            prop_assert_eq!(element.payload_len(), 5);
-            let octets = [&path.block()[..], &data].concat();
-            let element = SendElement { flags: SendFlags::INLINE, length: octets.len() as u32, entries: 0, ..element };
-            prop_assert_eq!(DatagramPath::of(&element, &element.encode(&[], &octets, 0)), Some(path));
-            prop_assert_eq!(element.payload_len() as usize, data.len());
-        }
-
-        #[test]
-        fn receive_elements_come_back_with_every_entry(
-            entries in proptest::collection::vec(sge(), 0..=MAX_RECEIVE_ENTRIES), id in any::<u64>(), length in any::<u32>(),
-        ) {
-            let element = ReceiveElement { id, length, entries: entries.len() as u8 };
-            let slots: Vec<Slot> = (0..element.slots()).map(|index| element.encode(&entries, index)).collect();
-            prop_assert!(slots.len() <= MAX_ELEMENT_SLOTS);
-            prop_assert_eq!(ReceiveElement::decode(&slots[0]), Ok(element));
-            for (index, entry) in entries.iter().enumerate() {
-                let (slot, place) = ReceiveElement::entry_place(index);
-                prop_assert_eq!(entry_at(&slots[slot], place), *entry);
-            }
-        }
-
-        #[test]
-        fn any_slot_decodes_without_panic(words in any::<[u64; 8]>()) {
-            let _ = SendElement::decode(&Slot(words)).map(|element| element.slots());
-            let _ = ReceiveElement::decode(&Slot(words)).map(|element| element.slots());
-        }
     }
 }

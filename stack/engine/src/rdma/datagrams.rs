@@ -1,8 +1,6 @@
 //! Queue pairs of unreliable datagrams (RoCE v2). They have no connection: a posted Send is one frame, complete once it
 //! is built, and a received frame takes a receive of the queue pair that it names, or is dropped.
 
-use std::collections::BTreeMap;
-
 use uwarp_memory::{Access, AccessError, Turn};
 use uwarp_tcp::Instant;
 use uwarp_wire::ethernet::EthernetAddress;
@@ -13,61 +11,26 @@ use uwarp_wire::{WireError, ipv4, ipv6};
 use crate::api::command::{AsyncEvent, ConnectionEvent, DisconnectReason};
 use crate::api::common::Common;
 use crate::api::counters::Counters;
+use crate::api::datagram::DatagramPath;
 use crate::api::stats::DropReason;
-use crate::api::work::{Completion, CompletionFlags, DatagramPath, GRH_LEN, SendElement, SendFlags, Sge, Status};
+use crate::api::work::{Completion, CompletionFlags, GRH_LEN, MAX_INLINE, SendElement, SendFlags, Sge, Status};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::net::Net;
 use crate::net::fragments::fits;
 use crate::net::neighbours::Resolution;
 use crate::rdma::Rdma;
-use crate::rdma::queue_pair::{QueuePair, Stage};
+use crate::rdma::queue_pair::{DatagramEnd, QueuePair, Stage};
 use crate::rdma::receive_queue::ScatterError;
 
 /// Most datagrams that a queue pair sends in a turn.
 const EACH: usize = 32;
 
-/// What a queue pair of datagrams is on the network.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DatagramEnd {
-    number: u32,
-    /// What datagrams for it have to name.
-    key: u32,
-    /// Of the next one that it sends.
-    sequence: u32,
-}
-
-/// The queue pairs of datagrams.
-#[derive(Debug, Default)]
-pub(crate) struct Datagrams {
-    /// By their numbers on the network.
-    by_number: BTreeMap<u32, u32>,
-    /// Those whose doorbells rang.
-    rung: Vec<u32>,
-}
-
-impl Datagrams {
-    pub(crate) fn ring(&mut self, queue_pair: u32) {
-        self.rung.push(queue_pair);
-    }
-
-    /// Whether work was posted that nobody has looked at.
-    #[inline]
-    pub(crate) fn has_rung(&self) -> bool {
-        !self.rung.is_empty()
-    }
-
-    /// Whether there is no queue pair of datagrams.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_number.is_empty()
-    }
-
-    /// The queue pair is taken away.
-    pub(crate) fn forget(&mut self, queue_pair: &QueuePair) {
-        if let Some(end) = &queue_pair.datagrams {
-            self.by_number.remove(&end.number);
-        }
-    }
+/// What datagrams leave by.
+pub(crate) struct Way<'a, P: Port> {
+    pub(crate) link: &'a mut Link<P>,
+    pub(crate) net: &'a mut Net,
+    pub(crate) common: &'a mut Common,
 }
 
 /// Why a datagram is not sent.
@@ -96,31 +59,28 @@ impl Rdma {
     pub(crate) fn begin_datagrams(&mut self, counters: &mut Counters, queue_pair: u32, number: u32, key: u32) {
         let Rdma { queue_pairs, datagrams, .. } = self;
         let Some(Some(queue_pair)) = queue_pairs.get_mut(queue_pair as usize) else { return };
-        if let Some(end) = &mut queue_pair.datagrams {
-            end.key = key;
-        } else if queue_pair.stage == Stage::Idle && queue_pair.connection.is_none() {
-            queue_pair.stage = Stage::Datagrams;
-            queue_pair.datagrams = Some(DatagramEnd { number, key, sequence: 0 });
-            datagrams.by_number.insert(number, queue_pair.number);
-        } else {
-            counters.cannot_be("a queue pair with a connection is to send datagrams");
+        match &mut queue_pair.stage {
+            Stage::Datagrams(end) => end.key = key,
+            Stage::Idle if queue_pair.connection.is_none() => {
+                queue_pair.stage = Stage::Datagrams(DatagramEnd { number, key, sequence: 0 });
+                datagrams.enter(number, queue_pair.number);
+            }
+            // It has failed meanwhile.
+            Stage::Error => {}
+            Stage::Idle | Stage::Connected | Stage::Deserted => {
+                counters.cannot_be("a queue pair with a connection is to send datagrams");
+            }
         }
     }
 
     /// Sends what was posted. Gives the queue pairs that have more, for the next turn.
-    pub(crate) fn send_datagrams<P: Port>(
-        &mut self,
-        turn: &Turn<'_>,
-        link: &mut Link<P>,
-        net: &mut Net,
-        common: &mut Common,
-    ) -> Vec<u32> {
-        let mut rung = std::mem::take(&mut self.datagrams.rung);
+    pub(crate) fn send_datagrams<P: Port>(&mut self, turn: &Turn<'_>, mut way: Way<'_, P>) -> Vec<u32> {
+        let mut rung = self.datagrams.take_rung();
         rung.retain(|number| {
             let mut queue_pair = self.take(Some(*number));
-            let more = queue_pair.as_deref_mut().is_some_and(|queue_pair| {
-                queue_pair.stage == Stage::Datagrams && self.send_of(turn, link, net, common, queue_pair)
-            });
+            let more = queue_pair
+                .as_deref_mut()
+                .is_some_and(|queue_pair| queue_pair.is_of_datagrams() && self.send_of(turn, &mut way, queue_pair));
             self.give(queue_pair);
             more
         });
@@ -128,33 +88,26 @@ impl Rdma {
     }
 
     /// Sends what was posted to one queue pair, as far as the device has room. True: there is more.
-    fn send_of<P: Port>(
-        &mut self,
-        turn: &Turn<'_>,
-        link: &mut Link<P>,
-        net: &mut Net,
-        common: &mut Common,
-        queue_pair: &mut QueuePair,
-    ) -> bool {
+    fn send_of<P: Port>(&mut self, turn: &Turn<'_>, way: &mut Way<'_, P>, queue_pair: &mut QueuePair) -> bool {
         for _ in 0..EACH {
             let element = match queue_pair.send.peek_next() {
                 None => return false,
-                Some(_) if !link.has_room() => return true,
+                Some(_) if !way.link.has_room() => return true,
                 Some(Err(_)) => {
-                    self.fail_datagrams(common, queue_pair, Some(Status::LocalOperation), None);
+                    self.fail_datagrams(way.common, queue_pair, Some(Status::LocalOperation), None);
                     return false;
                 }
                 Some(Ok(element)) => element,
             };
-            match queue_pair.send_datagram(turn, link, net, common, &element) {
+            match queue_pair.send_datagram(turn, way, &element) {
                 Ok(()) | Err(Unsent::Lost) => {
                     let completion = queue_pair.send.complete_next(&element, queue_pair.number);
                     queue_pair.complete_send(&mut self.lanes, completion);
                 }
-                Err(Unsent::Work(status)) => self.fail_datagrams(common, queue_pair, Some(status), None),
+                Err(Unsent::Work(status)) => self.fail_datagrams(way.common, queue_pair, Some(status), None),
             }
-            self.look_for_overflow(common, queue_pair);
-            if queue_pair.stage != Stage::Datagrams {
+            self.look_for_overflow(way.common, queue_pair);
+            if !queue_pair.is_of_datagrams() {
                 return false;
             }
         }
@@ -168,7 +121,7 @@ impl Rdma {
             Err(WireError::InvariantCrc) => return common.counters.count_drop(DropReason::L4Checksum),
             Err(_) => return common.counters.count_drop(DropReason::Malformed),
         };
-        let number = self.datagrams.by_number.get(&header.destination).copied();
+        let number = self.datagrams.find(header.destination);
         let Some(mut queue_pair) = self.take(number) else {
             return common.counters.count_drop(DropReason::NoQueuePair);
         };
@@ -187,13 +140,9 @@ impl Rdma {
         (header, grh, payload): (&Header, &[u8; GRH_LEN], &[u8]),
     ) -> Result<(), DropReason> {
         let number = queue_pair.number;
-        match &queue_pair.datagrams {
-            Some(end) if queue_pair.stage == Stage::Datagrams => {
-                if end.key != header.key {
-                    return Err(DropReason::WrongKey);
-                }
-            }
-            _ => return Err(DropReason::NoQueuePair),
+        let Stage::Datagrams(end) = queue_pair.stage else { return Err(DropReason::NoQueuePair) };
+        if end.key != header.key {
+            return Err(DropReason::WrongKey);
         }
         if !self.begin_receive(queue_pair) {
             return Err(DropReason::NoReceive);
@@ -282,12 +231,11 @@ impl QueuePair {
     fn send_datagram<P: Port>(
         &mut self,
         turn: &Turn<'_>,
-        link: &mut Link<P>,
-        net: &mut Net,
-        common: &mut Common,
+        Way { link, net, common }: &mut Way<'_, P>,
         element: &SendElement,
     ) -> Result<(), Unsent> {
-        let (Some(path), Some(end)) = (self.send.datagram_path(element), &mut self.datagrams) else {
+        let path = self.send.next_slot().and_then(|slot| DatagramPath::of(element, slot));
+        let (Some(path), Stage::Datagrams(end)) = (path, &mut self.stage) else {
             return Err(Unsent::Work(Status::LocalOperation));
         };
         let header = Header {
@@ -313,14 +261,35 @@ impl QueuePair {
         let start = link.payload_start;
         let room = buffer.storage_mut().and_then(|storage| storage.get_mut(start..)).ok_or(WireError::NoRoom)?;
         let length = emit_datagram(room, &headers, &header, length, |room| {
-            self.send.copy_datagram(element, room, |piece, out| {
-                turn.gather(self.association, piece.stag, piece.offset, out, Access::LOCAL_READ)
-            })?;
-            Ok::<(), Unsent>(())
+            self.copy_datagram(turn, element, room).map_err(Unsent::from)
         })?;
         buffer.set_range(start, length);
         link.enqueue(&mut common.counters, buffer, to_self);
         Ok(())
+    }
+}
+
+impl QueuePair {
+    /// Copies the payload of a datagram, the element that comes next. `out` has its length.
+    fn copy_datagram(&self, turn: &Turn<'_>, element: &SendElement, out: &mut [u8]) -> Result<(), AccessError> {
+        if element.flags.contains(SendFlags::INLINE) {
+            let mut whole = [0; MAX_INLINE];
+            let whole = whole.get_mut(..element.length as usize).ok_or(AccessError::Bounds)?;
+            self.send.copy_inline_of(element, whole)?;
+            out.copy_from_slice(whole.get(DatagramPath::BLOCK_LEN..).ok_or(AccessError::Bounds)?);
+            return Ok(());
+        }
+        let mut rest = out;
+        for index in DatagramPath::ENTRIES..usize::from(element.entries) {
+            let Sge { stag, length, offset } = self.send.entry(element, index).ok_or(AccessError::Bounds)?;
+            let parts = rest.split_at_mut_checked(length as usize);
+            let (part, behind) = parts.ok_or(AccessError::Bounds)?;
+            if !part.is_empty() {
+                turn.gather(self.association, stag, offset, part, Access::LOCAL_READ)?;
+            }
+            rest = behind;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(AccessError::Bounds) }
     }
 }
 

@@ -44,7 +44,7 @@ impl Rdma {
                         has_flushed = true;
                         self.desert(common, number, DisconnectReason::TimedOut);
                     }
-                    Stage::Datagrams => {
+                    Stage::Datagrams(_) => {
                         has_flushed = true;
                         self.datagrams.ring(number);
                     }

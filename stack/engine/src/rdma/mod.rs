@@ -12,10 +12,9 @@ use crate::connection::slab::Lent;
 use crate::connection::{Connection, Connections};
 use crate::link::port::Buffer;
 use crate::rdma::commits::Commits;
-use crate::rdma::datagrams::Datagrams;
 use crate::rdma::gathers::Gathers;
 use crate::rdma::lanes::Lanes;
-use crate::rdma::queue_pair::{QueuePair, Stage};
+use crate::rdma::queue_pair::{Datagrams, QueuePair, Stage};
 
 mod accept;
 pub(crate) mod choose;

@@ -4,7 +4,7 @@
 //! has completed and is released; elements from `head` to `begun` have been turned into segments, or into a Read
 //! Request whose response is awaited; the element at `begun` is being cut or comes next.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +19,6 @@ use crate::api::work::Completion;
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::rdma::commits::{Held, WaitingCommit, WrittenRanges};
-use crate::rdma::datagrams::DatagramEnd;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::receive_queue::ReceiveQueue;
 use crate::rdma::send_queue::SendQueue;
@@ -34,9 +33,66 @@ pub(crate) enum Stage {
     /// The peer has gone, and the queue pair outlives it: the first request that is posted fails.
     Deserted,
     /// It sends and receives datagrams, and never has a connection.
-    Datagrams,
+    Datagrams(DatagramEnd),
     /// All work is flushed, now and from now on.
     Error,
+}
+
+/// What a queue pair of datagrams is on the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DatagramEnd {
+    pub(crate) number: u32,
+    /// What datagrams for it have to name.
+    pub(crate) key: u32,
+    /// Of the next one that it sends.
+    pub(crate) sequence: u32,
+}
+
+/// The queue pairs of datagrams.
+#[derive(Debug, Default)]
+pub(crate) struct Datagrams {
+    /// By their numbers on the network.
+    by_number: BTreeMap<u32, u32>,
+    /// Those whose doorbells rang.
+    rung: Vec<u32>,
+}
+
+impl Datagrams {
+    /// Gives a queue pair its number on the network.
+    pub(crate) fn enter(&mut self, number: u32, queue_pair: u32) {
+        self.by_number.insert(number, queue_pair);
+    }
+
+    /// The queue pair that has this number on the network.
+    pub(crate) fn find(&self, number: u32) -> Option<u32> {
+        self.by_number.get(&number).copied()
+    }
+
+    /// Notes that a doorbell has rung.
+    pub(crate) fn ring(&mut self, queue_pair: u32) {
+        self.rung.push(queue_pair);
+    }
+
+    /// Whether work was posted that nobody has looked at.
+    #[inline]
+    pub(crate) fn has_rung(&self) -> bool {
+        !self.rung.is_empty()
+    }
+
+    /// Takes those whose doorbells rang.
+    pub(crate) fn take_rung(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.rung)
+    }
+
+    /// Whether there is no queue pair of datagrams.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+
+    /// The queue pair is taken away.
+    pub(crate) fn forget(&mut self, queue_pair: u32) {
+        self.by_number.retain(|_, known| *known != queue_pair);
+    }
 }
 
 /// A queue pair.
@@ -62,8 +118,6 @@ pub(crate) struct QueuePair {
     pub(crate) written: WrittenRanges,
     /// Commits of the peer that are not begun yet.
     pub(crate) waiting_commits: VecDeque<WaitingCommit>,
-    /// What it is on the network, if it is one of datagrams.
-    pub(crate) datagrams: Option<DatagramEnd>,
     /// A completion did not fit into its queue; the engine fails the queue pair when it sees this.
     pub(crate) overflowed: Option<CompletionQueueId>,
 }
@@ -99,6 +153,11 @@ impl QueuePair {
     /// From now on the peer may do what `access` allows, where regions allow it too.
     pub(crate) fn set_access(&mut self, access: Access) {
         self.peer = Peer::new(self.association, access);
+    }
+
+    /// Whether it sends and receives datagrams.
+    pub(crate) fn is_of_datagrams(&self) -> bool {
+        matches!(self.stage, Stage::Datagrams(_))
     }
 
     /// Whether the peer's end leaves it as it is.
@@ -193,7 +252,6 @@ impl QueuePair {
             held: VecDeque::new(),
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),
-            datagrams: None,
             overflowed: None,
         }
     }
@@ -209,7 +267,7 @@ impl QueuePair {
             (_, Stage::Deserted) => "deserted",
             (Some(_), _) => "rts",
             (None, Stage::Connected) => "connecting",
-            (None, Stage::Datagrams) => "datagrams",
+            (None, Stage::Datagrams(_)) => "datagrams",
             (None, Stage::Idle) => "idle",
         };
         QueuePairStats {

@@ -47,7 +47,7 @@ impl<B: Buffer> Connections<B> {
         let Some(mut queue_pair) = rdma.take(Some(number)).map(Lent::leave) else { return };
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
-        rdma.datagrams.forget(&queue_pair);
+        rdma.datagrams.forget(number);
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.take(&mut common.counters, index)
         {
@@ -141,7 +141,7 @@ impl<B: Buffer> Connections<B> {
         let mut queue_pair = queue_pair.leave();
         queue_pair.receive.forget_share(number);
         rdma.commits.abandon(number);
-        rdma.datagrams.forget(&queue_pair);
+        rdma.datagrams.forget(number);
         let mut left = None;
         if let Some(index) = queue_pair.connection
             && let Some(mut connection) = self.take(&mut common.counters, index)

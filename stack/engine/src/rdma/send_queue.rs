@@ -1,8 +1,8 @@
 //! The send queue: elements between posting and completion.
 
 use crate::api::work::{
-    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, DatagramPath, MAX_INLINE, MAX_SEND_ENTRIES,
-    MalformedElement, SendElement, SendFlags, SendOpcode, Sge, Status, entry_at,
+    AtomicOperands, Completion, CompletionFlags, CompletionOpcode, MAX_SEND_ENTRIES, MalformedElement, SendElement,
+    SendFlags, SendOpcode, Sge, Status, entry_at,
 };
 use crate::rdma::element::UsualElement;
 use std::collections::VecDeque;
@@ -307,43 +307,14 @@ impl SendQueue {
         signalled.then(|| Completion { immediate: original, ..completion_of(element, number, status) })
     }
 
-    /// Takes the element out that comes next, which is complete, all before it being so. Gives its completion, if one is
-    /// wanted.
+    /// Takes the element out that comes next. It is complete, and so is all before it.
     pub(crate) fn complete_next(&mut self, element: &SendElement, number: u32) -> Option<Completion> {
         self.take_out(element, number, Status::Success, 0)
     }
 
-    /// From where and to where the element that comes next goes, if it is a datagram.
-    pub(crate) fn datagram_path(&self, element: &SendElement) -> Option<DatagramPath> {
-        DatagramPath::of(element, self.ring.peek(self.begun)?)
-    }
-
-    /// Copies the payload of a datagram, the element that comes next: what `copy` gives of its entries, or the inline
-    /// data. `out` has its length.
-    pub(crate) fn copy_datagram(
-        &self,
-        element: &SendElement,
-        out: &mut [u8],
-        mut copy: impl FnMut(Sge, &mut [u8]) -> Result<(), AccessError>,
-    ) -> Result<(), AccessError> {
-        if element.flags.contains(SendFlags::INLINE) {
-            let mut whole = [0; MAX_INLINE];
-            let whole = whole.get_mut(..element.length as usize).ok_or(AccessError::Bounds)?;
-            self.copy_inline_of(element, whole)?;
-            out.copy_from_slice(whole.get(DatagramPath::BLOCK_LEN..).ok_or(AccessError::Bounds)?);
-            return Ok(());
-        }
-        let mut rest = out;
-        for index in DatagramPath::ENTRIES..usize::from(element.entries) {
-            let entry = self.entry(element, index).ok_or(AccessError::Bounds)?;
-            let parts = rest.split_at_mut_checked(entry.length as usize);
-            let (part, behind) = parts.ok_or(AccessError::Bounds)?;
-            if !part.is_empty() {
-                copy(entry, part)?;
-            }
-            rest = behind;
-        }
-        if rest.is_empty() { Ok(()) } else { Err(AccessError::Bounds) }
+    /// The first slot of the element that comes next.
+    pub(crate) fn next_slot(&self) -> Option<&Slot> {
+        self.ring.peek(self.begun)
     }
 
     #[inline]

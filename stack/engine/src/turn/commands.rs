@@ -9,7 +9,6 @@ use crate::api::{Farewell, Shutdown};
 use crate::connection::listener::{Listener, Requests};
 use crate::core::Core;
 use crate::link::port::Port;
-use crate::rdma::queue_pair::Stage;
 
 /// Most commands executed in one turn.
 const COMMANDS_PER_TURN: usize = 64;
@@ -60,7 +59,7 @@ impl<P: Port> Core<P> {
                 let _ = done.send(());
             }
             Command::Disconnect { queue_pair } => {
-                if rdma.queue_pair(queue_pair).is_some_and(|queue_pair| queue_pair.stage == Stage::Datagrams) {
+                if rdma.queue_pair(queue_pair).is_some_and(|queue_pair| queue_pair.is_of_datagrams()) {
                     // There is nobody to take leave of.
                     connections.abort_queue_pair(link, rdma, common, queue_pair);
                 } else if let Some(index) = rdma.queue_pair(queue_pair).and_then(|queue_pair| queue_pair.connection) {

@@ -9,6 +9,7 @@ use crate::connection::running::Limit;
 use crate::core::Core;
 use crate::hot::transmit::Serving;
 use crate::link::port::Port;
+use crate::rdma::datagrams::Way;
 use crate::rdma::packing::{Open, Pulled, Sending};
 use crate::rdma::queue_pair::QueuePair;
 
@@ -25,7 +26,7 @@ impl<P: Port> Core<P> {
     #[cold]
     pub(super) fn send_datagrams(&mut self, turn: &Turn<'_>) {
         let Core { link, net, rdma, control, common, .. } = self;
-        control.rung.extend(rdma.send_datagrams(turn, link, net, common));
+        control.rung.extend(rdma.send_datagrams(turn, Way { link, net, common }));
     }
 
     /// Visits the connections with work.

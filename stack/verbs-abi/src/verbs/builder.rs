@@ -2,8 +2,8 @@
 
 use crate::abi::{ibv_ah, ibv_send_wr, ibv_send_wr__bindgen_ty_2__bindgen_ty_3};
 use crate::errno::{EINVAL, Errno};
-use crate::verbs::datagrams::{self, Limits};
-use crate::verbs::send_queue::{Batch, SendQueue};
+use crate::verbs::datagrams;
+use crate::verbs::send_queue::{Batch, Limits, SendQueue};
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Entries, Inline};
 

@@ -138,8 +138,8 @@ fn work_completion(completion: &Completion, qp_num: u32) -> ibv_wc {
     wc
 }
 
-/// What the drivers of NVIDIA's devices have as the service level of a datagram of RoCE v2. UCX 1.13 looks there for the
-/// version of IP.
+/// What the drivers of NVIDIA's devices have as the service level of a datagram of RoCE v2. UCX 1.13 looks there for
+/// the version of IP.
 const ROCE_OVER_IPV4: u8 = 0xa;
 const ROCE_OVER_IPV6: u8 = 0x9;
 

@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::errno::{EINVAL, Errno};
 use crate::handle::Handle;
 use crate::verbs::address_handle::AddressHandle;
-use crate::verbs::send_queue::Post;
+use crate::verbs::send_queue::{Limits, Post};
 use crate::verbs::work::{Data, post_flagged};
 use uwarp::{DatagramPath, MAX_INLINE, MAX_SGE, SendRequest, Sge};
 
@@ -12,15 +12,6 @@ use uwarp::{DatagramPath, MAX_INLINE, MAX_SGE, SendRequest, Sge};
 pub(crate) const MOST_INLINE: usize = MAX_INLINE - DatagramPath::BLOCK_LEN;
 /// The key of a request with this bit stands for that of the queue pair itself.
 const OWN_KEY: u32 = 1 << 31;
-
-/// What a send queue of datagrams knows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// The queue pair's key.
-    pub(crate) key: u32,
-    /// Octets of a message.
-    pub(crate) octets: u64,
-}
 
 /// Posts a datagram.
 ///

@@ -3,9 +3,9 @@
 use crate::abi::*;
 use crate::errno::{Errno, number};
 use crate::handle::Handle;
-use crate::verbs::datagrams::{self, Limits};
+use crate::verbs::datagrams;
 use crate::verbs::pair::QueuePair;
-use crate::verbs::send_queue::SendQueue;
+use crate::verbs::send_queue::{Limits, SendQueue};
 use crate::verbs::window::{self, Bind};
 use crate::verbs::work::{self, Data, Inline, each_receive, list, octets, with_entries};
 use libc::c_int;

@@ -1,9 +1,17 @@
 //! The send queue of a queue pair, as programs see it.
 
 use crate::errno::{EINVAL, ENOMEM, Errno};
-use crate::verbs::datagrams::Limits;
 use std::sync::atomic::{AtomicU32, Ordering};
 use uwarp::{SendHalf, SendRequest, StagedRequests};
+
+/// What a send queue of datagrams knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The queue pair's key.
+    pub(crate) key: u32,
+    /// Octets of a message.
+    pub(crate) octets: u64,
+}
 
 /// A send queue. As in the verbs, a signalled request holds its place until the program has polled its completion: a
 /// completion queue with room for the places of all its send queues and receives does not overflow.

@@ -158,8 +158,6 @@ pub struct QueuePairControl {
     pub(super) watch: Watch,
     /// No engine has it, and its number is given back.
     is_destroyed: bool,
-    /// It sends datagrams, and has no connection.
-    is_of_datagrams: bool,
     gate: Arc<Gate>,
     completion_queues: [Arc<CompletionQueueCore>; 2],
     shared: Arc<Shared>,
@@ -185,6 +183,8 @@ struct Made {
     complete_on_ack: bool,
     outlives_peer: bool,
     access: Access,
+    /// It sends datagrams, and has no connection.
+    is_of_datagrams: bool,
 }
 
 impl ProtectionDomain {
@@ -215,6 +215,7 @@ impl ProtectionDomain {
             complete_on_ack: options.complete_when_acknowledged,
             outlives_peer: false,
             access: Access::ALL,
+            is_of_datagrams: false,
         };
         let send = SendHalf::new(number, send_ring, options, &gate, shared);
         let receive = ReceiveHalf::new(receive_ring, options);
@@ -236,7 +237,6 @@ impl ProtectionDomain {
             sink: EventSink::new(sender, None),
             watch: Watch::default(),
             is_destroyed: false,
-            is_of_datagrams: false,
             gate,
             completion_queues: [options.send_cq, options.receive_cq].map(|queue| Arc::clone(queue.core())),
             shared: Arc::clone(shared),

@@ -2,9 +2,10 @@
 
 use crate::error::PostErrorReason;
 use uwarp_engine::command::Features;
+use uwarp_engine::datagram::DatagramPath;
 use uwarp_engine::work::{
-    AtomicOperands, DatagramPath, MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement,
-    SendFlags, SendOpcode, Sge,
+    AtomicOperands, MAX_INLINE, MAX_RECEIVE_ENTRIES, MAX_SEND_ENTRIES, ReceiveElement, SendElement, SendFlags,
+    SendOpcode, Sge,
 };
 use uwarp_memory::{Access, CompareSwap};
 use uwarp_ring::Slot;
@@ -95,8 +96,8 @@ impl<'a> SendRequest<'a> {
 
     /// A datagram of registered memory, for a queue pair that
     /// [`begin_datagrams`](crate::QueuePairControl::begin_datagrams) was called of. `entries` begins with the
-    /// [`DatagramPath::entries`] of `path`, which count as entries of the request. It completes when the frame is built,
-    /// and it may be lost. A message that is longer than the port's MTU allows ends the queue pair.
+    /// [`DatagramPath::entries`] of `path`, which count as entries of the request. It completes when the frame is
+    /// built, and it may be lost. A message that is longer than the port's MTU allows ends the queue pair.
     pub fn datagram(id: u64, path: &DatagramPath, entries: &'a [Sge]) -> Self {
         let (stag, remote_offset) = (path.stag(), path.remote_offset());
         Self { stag, remote_offset, ..Self::new(id, SendOpcode::Datagram, Payload::Entries(entries)) }

@@ -49,11 +49,11 @@ impl QueuePairControl {
         Ok(())
     }
 
-    /// Makes the queue pair one of unreliable datagrams (RoCE v2), or gives it another key. It receives from now on, and
-    /// takes [`SendRequest::datagram`](crate::SendRequest::datagram): nothing else of the send queue's may be posted.
-    /// `number` is its number on the network, 24 bits, and no other queue pair of its addresses may have it. On a switch
-    /// the upper nine bits are the context's [`switch_place`](crate::Context::switch_place) and one: others are not
-    /// passed on.
+    /// Makes the queue pair one of unreliable datagrams (RoCE v2), or gives it another key. It receives from now on,
+    /// and takes [`SendRequest::datagram`](crate::SendRequest::datagram): nothing else of the send queue's may be
+    /// posted. `number` is its number on the network, 24 bits, and no other queue pair of its addresses may have it. On
+    /// a switch the upper nine bits are the context's [`switch_place`](crate::Context::switch_place) and one: others are
+    /// not passed on.
     ///
     /// A received datagram takes a receive, or is lost. Its memory begins with [`GRH_LEN`](crate::GRH_LEN) octets that
     /// say where it came from, and its completion has a
@@ -62,7 +62,7 @@ impl QueuePairControl {
     /// # Errors
     /// [`Error::State`] if it has had a connection, and what starting the context's engines fails with.
     pub fn begin_datagrams(&mut self, number: u32, key: u32) -> Result<(), Error> {
-        if !self.is_of_datagrams {
+        if !self.made.is_of_datagrams {
             self.bind(None)?;
         }
         self.shared.check_here()?;
@@ -74,8 +74,8 @@ impl QueuePairControl {
             done,
         });
         self.shared.reply(self.engine, &answer)?;
-        if !self.is_of_datagrams {
-            self.is_of_datagrams = true;
+        if !self.made.is_of_datagrams {
+            self.made.is_of_datagrams = true;
             self.state = QueuePairState::Connected;
             self.gate.established().store(true, Ordering::Release);
         }
@@ -158,7 +158,7 @@ impl QueuePairControl {
         }
         self.unbound = Some(unbound);
         (self.state, self.last) = (QueuePairState::Idle, LastConnection::default());
-        self.is_of_datagrams = false;
+        self.made.is_of_datagrams = false;
         self.made.access = Access::ALL;
         send.close();
         Ok(())
