@@ -24,7 +24,8 @@ enum Place {
     Constants(&'static str, &'static str),
     /// A field where a struct of this name is made.
     Field(&'static str, &'static str, &'static str),
-    /// The last value of a tuple that begins with this text: of a list of settings, the most that each may be.
+    /// The last value of a tuple that begins with this text, unless it is a comparison: of a list of settings, the most
+    /// that each may be.
     Setting(&'static str, &'static str),
     /// The end of a range that is asked whether it contains a field of this name.
     Range(&'static str, &'static str),
@@ -303,10 +304,12 @@ impl<'ast> Visit<'ast> for Search<'ast> {
     }
 
     fn visit_expr_tuple(&mut self, item: &'ast syn::ExprTuple) {
+        let is_comparison =
+            |value: &&Expr| matches!(value, Expr::Binary(binary) if matches!(binary.op, syn::BinOp::Ne(_)));
         if let (Setting(_, name), Some(Expr::Lit(first))) = (self.place, item.elems.first())
             && matches!(&first.lit, Lit::Str(text) if text.value() == name)
         {
-            self.found.extend(item.elems.last());
+            self.found.extend(item.elems.last().filter(|value| !is_comparison(value)));
         }
         visit::visit_expr_tuple(self, item);
     }

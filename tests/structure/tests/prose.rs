@@ -1,8 +1,8 @@
 //! Documents have short sentences, and lines that fit a window.
 //!
-//! A sentence ends at a full stop, question mark or exclamation mark before a space, at a bold lead-in with a colon, and
-//! where its paragraph or list item ends. A word is what stands between spaces and has a letter or digit; what is in
-//! backquotes is one word. Headings, tables, blocks of code, comments and the targets of links do not count.
+//! A sentence ends at a full stop, question mark or exclamation mark before a space, at a bold lead-in with a colon,
+//! and where its paragraph or list item ends. A word is what stands between spaces and has a letter or digit; what is
+//! in backquotes is one word. Headings, tables, blocks of code, comments and the targets of links do not count.
 
 use std::path::{Path, PathBuf};
 
