@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use dpdk_sys::DRIVERS;
+
+use crate::Error;
 use crate::error::REBUILD;
-use crate::{Error, loads_drivers};
 
 /// DPDK's drivers of PCI devices in a program with DPDK inside.
 pub const NIC_DRIVERS: &[&str] = &["net_e1000", "net_virtio"];
@@ -46,7 +48,7 @@ fn check_driver(address: &str, driver: Option<&str>, hugepages: bool) -> Result<
 /// A device of which DPDK has made no port, for this reason.
 pub(crate) fn without_port(address: &str, reason: &str) -> Error {
     let mut reason = format!("DPDK has made no port of it ({reason})");
-    if !loads_drivers() {
+    if !DRIVERS.is_empty() {
         reason = format!(
             "{reason}. This build of uwarp has the drivers {} of NICs: for another, {REBUILD}",
             NIC_DRIVERS.join(" and ")
@@ -85,9 +87,9 @@ mod tests {
     fn a_device_without_port_has_the_drivers_of_this_build_named() {
         let error = without_port(ADDRESS, "unknown device").to_string();
         assert!(error.contains(ADDRESS) && error.contains("unknown device"), "{error}");
-        assert_eq!(error.contains("UWARP_DPDK=shared"), !loads_drivers(), "{error}");
+        assert_eq!(error.contains("UWARP_DPDK=shared"), !DRIVERS.is_empty(), "{error}");
         for driver in NIC_DRIVERS {
-            assert!(loads_drivers() || dpdk_sys::DRIVERS.contains(driver), "{driver} is not inside");
+            assert!(DRIVERS.is_empty() || DRIVERS.contains(driver), "{driver} is not inside");
         }
     }
 }

@@ -52,8 +52,8 @@ impl QueuePairControl {
     /// Makes the queue pair one of unreliable datagrams (RoCE v2), or gives it another key. It receives from now on,
     /// and takes [`SendRequest::datagram`](crate::SendRequest::datagram): nothing else of the send queue's may be
     /// posted. `number` is its number on the network, 24 bits, and no other queue pair of its addresses may have it. On
-    /// a switch the upper nine bits are the context's [`switch_place`](crate::Context::switch_place) and one: others are
-    /// not passed on.
+    /// a switch the upper nine bits are the context's [`switch_place`](crate::Context::switch_place) and one: others
+    /// are not passed on.
     ///
     /// A received datagram takes a receive, or is lost. Its memory begins with [`GRH_LEN`](crate::GRH_LEN) octets that
     /// say where it came from, and its completion has a
