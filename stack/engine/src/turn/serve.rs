@@ -22,7 +22,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Sends posted datagrams. Who has more is visited again in the next turn.
+    /// Sends posted datagrams. A queue pair with more is visited again in the next turn.
     #[cold]
     pub(super) fn send_datagrams(&mut self, turn: &Turn<'_>) {
         let Core { link, net, rdma, control, common, .. } = self;
