@@ -204,7 +204,7 @@
 //! The RDMA examples over real devices are in this crate's `examples` folder.
 #![forbid(unsafe_code)]
 
-/// The version of this crate, and the commit that it was built from where that is known: `0.1.0 (0123456789ab)`.
+/// The version of this crate, and the commit that it was built from where that is known: `0.2.0 (0123456789ab)`.
 pub const VERSION: &str = env!("UWARP_VERSION");
 
 mod capabilities;
