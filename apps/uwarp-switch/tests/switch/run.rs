@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -76,6 +76,30 @@ fn the_shape_of_the_device_is_that_of_the_option_or_of_the_environment() {
         assert_eq!(shape(of_environment, options), (true, expected.to_owned()), "{options:?}");
     }
     assert!(!shape("", &["--roce", "--iwarp"]).0, "a process has one shape");
+}
+
+#[test]
+fn programs_that_start_at_once_get_one_switch() {
+    let folder = TempDir::new().unwrap();
+    let ours = folder.path().join("ours");
+    libraries(&ours);
+    for round in 0..5 {
+        let socket = folder.path().join(format!("{round}/s"));
+        let start = |_| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_uwarp-run"));
+            command.env_remove("UWARP_CONFIG").env_remove("LD_PRELOAD").env("UWARP_SWITCH", &socket);
+            command.arg("--library-dir").arg(&ours).args(["sh", "-c", "echo $UWARP_SWITCH"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let programs: Vec<_> = (0..8).map(start).collect();
+        let outputs: Vec<_> = programs.into_iter().map(|program| program.wait_with_output().unwrap()).collect();
+        let pid = rustix::process::Pid::from_raw(status(&socket).pid as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        for output in outputs {
+            assert_eq!(said(&output.stdout), format!("{}\n", socket.display()), "{output:?}");
+        }
+        wait_for("the end of the switch", || !socket.exists());
+    }
 }
 
 #[test]

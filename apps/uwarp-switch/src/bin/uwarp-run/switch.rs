@@ -1,6 +1,7 @@
 //! The switch of a program: found, or started.
 
 use anyhow::{Context as _, anyhow};
+use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File};
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -96,6 +97,13 @@ fn open_log(socket: &Path) -> anyhow::Result<File> {
 
 /// Starts a switch, and waits until it serves.
 fn start(own: &Path, socket: &Path) -> anyhow::Result<()> {
+    // Others may want a switch here at the same moment: one starts it, and the rest find it when their turn comes. The
+    // switch has its own description of the file, so the turn ends with this function.
+    let turn = open_log(socket)?;
+    flock(&turn, FlockOperation::LockExclusive).context("no turn to start a switch")?;
+    if is_served(socket) {
+        return Ok(());
+    }
     let mut log = open_log(socket)?;
     let earlier = log.metadata()?.len();
     // Not a pipe, which would be broken as soon as this process becomes the program.
