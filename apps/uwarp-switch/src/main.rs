@@ -12,7 +12,7 @@ use uwarp::switch::protocol::{Answer, Request, Status, UplinkStatus, VERSION, co
 use uwarp::switch::{default_sockets, own_socket};
 use uwarp_app::units::parse_duration;
 use uwarp_app::{output, signals, usage};
-use uwarp_switch::daemon::{self, Options, parse_device};
+use uwarp_switch::daemon::{self, Claim, Options, parse_device};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,6 +81,11 @@ struct ServeArguments {
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
 
+    /// Addresses that a user's programs may bring from network namespaces of their own, such as 1000=10.8.0.0/24; may
+    /// be repeated. Root and the one who starts the switch may bring all [default: any that nobody has]
+    #[arg(long, value_name = "UID=ADDRESS/PREFIX", conflicts_with = "address")]
+    allow_address: Vec<Claim>,
+
     /// Mode of the socket's file [default: 600, or 666 with --allow-uid]
     #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
     mode: Option<u32>,
@@ -121,6 +126,7 @@ fn serve(socket: Option<PathBuf>, arguments: ServeArguments) -> anyhow::Result<(
         gateways: arguments.gateway,
         mtu: arguments.mtu,
         allowed: arguments.allow_uid,
+        claims: arguments.allow_address,
         mode: arguments.mode,
         exit_when_unused: arguments.exit_when_unused,
     };
@@ -197,6 +203,7 @@ fn show(status: &Status) -> String {
         "pid",
         "uid",
         "program",
+        "addresses",
         "block",
         "listening",
         "received",
@@ -207,11 +214,13 @@ fn show(status: &Status) -> String {
     ]);
     for client in &status.clients {
         let listening: Vec<String> = client.listening.iter().map(ToString::to_string).collect();
+        let addresses: Vec<String> = client.addresses.iter().map(ToString::to_string).collect();
         table.add_row([
             client.place.to_string(),
             client.pid.to_string(),
             client.uid.to_string(),
             output::printable(&client.program),
+            addresses.join(" "),
             format!("{}-{}", client.ports.0, client.ports.1),
             listening.join(" "),
             client.received.to_string(),

@@ -9,7 +9,7 @@ use uwarp_wire::ethernet::EthernetAddress;
 use uwarp_wire::frame::{Path, TcpChecksum, prepend_tcp};
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
-use crate::core::{ClientId, Switch};
+use crate::core::{ClientId, NetworkId, Switch};
 use crate::forward::Forwarder;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -30,7 +30,7 @@ pub fn forward(frames: u64, size: u32) -> Option<u64> {
         let options = LoopOptions { mtu: 9000, buffers: 4 * BURST, queue: 2 * BURST, checksums: false };
         let (near, far) = LoopPort::pair(options);
         let client = ClientId::new(place)?;
-        let ports = forwarder.switch_mut().enter(client, mac(place))?;
+        let ports = forwarder.switch_mut().enter(client, NetworkId::OWN, mac(place))?;
         forwarder.attach(client, near);
         ends.push((far, *ports.start()));
     }

@@ -84,7 +84,7 @@ pub fn cable(data: &[u8]) {
     };
     let table = OwnerTable::new().expect("memory");
     for (number, port) in PORTS.into_iter().enumerate() {
-        table.set(port, Owner::One(number as u16));
+        table.set(0, port, Owner::One(number as u16));
     }
     let (switch, mut at_switch) = connected();
     let (news, heard) = crossbeam::channel::unbounded();
@@ -92,9 +92,10 @@ pub fn cable(data: &[u8]) {
         switch,
         owners: Owners::map(&table).expect("it can be mapped"),
         number: 0,
+        network: 0,
         mac: OWN_MAC,
         switch_mac: SWITCH_MAC,
-        addresses: vec![IpAddr::V4(HOST)],
+        addresses: vec![(IpAddr::V4(HOST), 0)],
         mtu: 1500,
         receive_buffers: 64,
         transmit_buffers: 64,

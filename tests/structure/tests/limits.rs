@@ -245,11 +245,11 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
                     "Listening fails with EADDRNOTAVAIL",
                 ),
                 Row(
-                    "shared addresses",
-                    Count(Constants("apps/uwarp-switch/src/core/addresses.rs", "MAX_ADDRESSES")),
+                    "addresses of all networks together",
+                    Count(Constants("apps/uwarp-switch/src/core/networks.rs", "MAX_ADDRESSES")),
                     None,
                     "fixed",
-                    "The log names those that are left out",
+                    "The log names those of the host that are left out; a program that would bring more is refused",
                 ),
                 Row(
                     "a client's connections whose peers hear of its death at once",

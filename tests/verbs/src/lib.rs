@@ -45,6 +45,9 @@ pub fn binaries() -> PathBuf {
     test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
 }
 
+/// The switch's arguments if its addresses are fixed.
+const OWN: [&str; 4] = ["--address", "10.9.0.1/24", "--address", "fd00:9::1/64"];
+
 /// What a program has left behind.
 #[derive(Debug)]
 pub struct Ended {
@@ -152,12 +155,18 @@ pub struct Host {
 impl Host {
     /// A host whose programs run as this test's user.
     pub fn new(purpose: &str) -> Host {
-        Self::with_user(purpose, None)
+        Self::with_user(purpose, None, &OWN)
     }
 
     /// A host whose programs, and its switch, run as an ordinary user.
     pub fn of_ordinary_user(purpose: &str) -> Host {
-        Self::with_user(purpose, is_a_user(NOBODY).then_some(NOBODY))
+        Self::with_user(purpose, is_a_user(NOBODY).then_some(NOBODY), &OWN)
+    }
+
+    /// A host of an ordinary user whose switch also serves programs of other network namespaces, at the addresses of
+    /// these.
+    pub fn for_containers(purpose: &str) -> Host {
+        Self::with_user(purpose, is_a_user(NOBODY).then_some(NOBODY), &[])
     }
 
     /// A host whose programs reach other hosts by an interface, which it finds in its namespace. They have these
@@ -176,7 +185,7 @@ impl Host {
         Host { switch, socket, namespace, directory, user: None, arguments }
     }
 
-    fn with_user(purpose: &str, user: Option<u32>) -> Host {
+    fn with_user(purpose: &str, user: Option<u32>, arguments: &[&str]) -> Host {
         let namespace = Namespace::new(purpose).expect("root may make a namespace");
         namespace.ip(&["link", "set", "lo", "up"]).expect("a loop-back interface");
         // libfabric uses no address of the loop-back interface.
@@ -191,7 +200,7 @@ impl Host {
                 .expect("the directory is ours");
         }
         let socket = directory.path().join("switch.sock");
-        let arguments = ["--address", "10.9.0.1/24", "--address", "fd00:9::1/64"].map(str::to_owned).to_vec();
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let switch = start_switch(&namespace, user, &socket, &arguments);
         Host { switch, socket, namespace, directory, user, arguments }
     }
@@ -243,6 +252,15 @@ impl Host {
     /// Starts a program with further environment variables.
     pub fn start_with(&self, variables: &[(&str, &str)], words: &[&str]) -> Running {
         let mut command = self.command(words);
+        command.envs(variables.iter().copied());
+        Running::start(command)
+    }
+
+    /// Starts a program of the host's user in another network namespace.
+    pub fn start_in(&self, network: &Namespace, variables: &[(&str, &str)], words: &[&str]) -> Running {
+        let mut command = as_user(network, self.user, words[0]);
+        command.args(&words[1..]);
+        self.prepare(&mut command);
         command.envs(variables.iter().copied());
         Running::start(command)
     }

@@ -1,9 +1,9 @@
 //! What the switch knows and decides, without any I/O: who owns which TCP port, and what becomes of a frame.
 
-mod addresses;
 mod counters;
 mod flows;
 mod frame;
+mod networks;
 mod outside;
 mod ports;
 mod replies;
@@ -11,11 +11,11 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
-pub use addresses::{ForeignAddress, MAX_ADDRESSES};
 pub use counters::{Counters, DropReason};
 pub(crate) use frame::complete_checksum;
+pub use networks::{ForeignAddress, MAX_ADDRESSES, NetworkId, Networks};
 pub use outside::Probe;
-pub use ports::{BLOCK, EPHEMERAL, MAX_CLIENTS, MAX_RESERVED, PortTable, ReserveError};
+pub use ports::{BLOCK, EPHEMERAL, MAX_CLIENTS, MAX_RESERVED, ReserveError};
 pub use switch::{Switch, Verdict};
 
 /// The places of all clients, and that of the uplink.

@@ -1,14 +1,15 @@
-//! Who owns which TCP port.
+//! Who owns which TCP port of a network.
 //!
 //! The upper ports are cut into blocks. A client gets one block when it comes: its connections leave from there, and
-//! "any free port" is one of them. It may also reserve other ports, up to a limit: at one of the shared addresses or at
-//! all, if nobody else has the port there. A port outside the client's block is refused if it would leave too few
+//! "any free port" is one of them. It may also reserve other ports, up to a limit: at one of the network's addresses or
+//! at all, if nobody else has the port there. A port outside the client's block is refused if it would leave too few
 //! untouched blocks for the clients that may still come.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use uwarp_ring::cable::{OWNER_NUMBERS, Owner, OwnerTable};
+use uwarp_ring::cable::{Owner, OwnerTable};
 use uwarp_wire::address::IpAddress;
 
 use super::ClientId;
@@ -57,9 +58,9 @@ impl Holding {
     }
 }
 
-/// The table of all ports.
+/// The table of a network's ports.
 #[derive(Debug)]
-pub struct PortTable {
+pub(super) struct PortTable {
     owners: Box<[u8; 1 << 16]>,
     /// The owners of the ports of [`SEVERAL`], and their addresses.
     several: HashMap<u16, Vec<(IpAddress, ClientId)>>,
@@ -67,10 +68,8 @@ pub struct PortTable {
     /// Where the search for a block begins. A new client does not get its predecessor's ports, to which segments may be
     /// on their way.
     next_block: usize,
-    /// The number of the next client, in the same way.
-    next_number: u16,
-    /// The table that clients read, if there are any that do.
-    published: Option<OwnerTable>,
+    /// The tables that clients read, if there are any that do, and the network's number there.
+    published: Option<(Arc<OwnerTable>, u8)>,
 }
 
 fn block(number: usize) -> RangeInclusive<u16> {
@@ -85,29 +84,29 @@ impl Default for PortTable {
             several: HashMap::new(),
             holdings: [const { None }; MAX_CLIENTS],
             next_block: 0,
-            next_number: 0,
             published: None,
         }
     }
 }
 
 impl PortTable {
-    /// Has clients read in a table who owns which port. Nobody owns one yet.
-    pub(crate) fn publish(&mut self, table: OwnerTable) {
-        self.published = Some(table);
+    /// Has clients read in tables who owns which port of the network with this number. Nobody owns one yet.
+    pub(super) fn publish(&mut self, table: Arc<OwnerTable>, network: u8) {
+        self.published = Some((table, network));
     }
 
-    /// The number of a client in the published table.
-    pub fn number(&self, client: ClientId) -> Option<u16> {
+    /// The number of a client in the published tables.
+    pub(super) fn number(&self, client: ClientId) -> Option<u16> {
         Some(self.holdings.get(client.place())?.as_ref()?.number)
     }
 
     /// Sets the owner of a port.
     fn set(&mut self, port: u16, place: u8) {
         let before = std::mem::replace(&mut self.owners[usize::from(port)], place);
-        let Some(table) = self.published.as_ref().filter(|_| before != place) else { return };
+        let Some((table, network)) = self.published.as_ref().filter(|_| before != place) else { return };
         let number = |place| self.number(ClientId(place));
         table.set(
+            *network,
             port,
             match (place, before) {
                 (SEVERAL, _) => Owner::Several,
@@ -118,21 +117,9 @@ impl PortTable {
         );
     }
 
-    /// A number that no client has.
-    fn new_number(&mut self) -> u16 {
-        loop {
-            let number = self.next_number;
-            self.next_number = (number + 1) % OWNER_NUMBERS as u16;
-            if !self.holdings.iter().flatten().any(|holding| holding.number == number) {
-                self.published.iter().for_each(|table| table.forget(number));
-                return number;
-            }
-        }
-    }
-
     /// The client that owns a port at an address. A port that one client alone has is its at all of them.
     #[inline]
-    pub fn owner(&self, address: IpAddress, port: u16) -> Option<ClientId> {
+    pub(super) fn owner(&self, address: IpAddress, port: u16) -> Option<ClientId> {
         match self.owners[usize::from(port)] {
             NOBODY => None,
             SEVERAL => self.owner_among_several(address, port),
@@ -146,38 +133,38 @@ impl PortTable {
         owners.iter().find(|(own, _)| *own == address).map(|(_, client)| *client)
     }
 
-    /// The ports that a client has reserved. The uplink has none.
-    pub fn reserved(&self, client: ClientId) -> BTreeSet<u16> {
+    /// The ports that a client has reserved.
+    pub(super) fn reserved(&self, client: ClientId) -> BTreeSet<u16> {
         let holding = self.holdings.get(client.place()).and_then(Option::as_ref);
         holding.into_iter().flat_map(|holding| holding.reserved.iter().map(|(port, _)| *port)).collect()
     }
 
     /// The block of a client.
-    pub fn block(&self, client: ClientId) -> Option<RangeInclusive<u16>> {
-        Some(self.holdings[client.place()].as_ref()?.block.clone())
+    pub(super) fn block(&self, client: ClientId) -> Option<RangeInclusive<u16>> {
+        Some(self.holdings.get(client.place())?.as_ref()?.block.clone())
     }
 
     fn is_untouched(&self, number: usize) -> bool {
         block(number).all(|port| self.owners[usize::from(port)] == NOBODY)
     }
 
-    /// Gives a new client its block; `None` if the place is taken.
-    pub(crate) fn enter(&mut self, client: ClientId) -> Option<RangeInclusive<u16>> {
+    /// Gives a new client with this number its block; `None` if the place is taken.
+    pub(super) fn enter(&mut self, client: ClientId, number: u16) -> Option<RangeInclusive<u16>> {
         if self.holdings[client.place()].is_some() {
             return None;
         }
         let mut numbers = (0..BLOCKS).map(|step| (self.next_block + step) % BLOCKS);
         // `reserve` keeps a block for each place.
-        let number = numbers.find(|number| self.is_untouched(*number))?;
-        self.next_block = (number + 1) % BLOCKS;
-        let holding = Holding { number: self.new_number(), block: block(number), reserved: BTreeSet::new() };
+        let free = numbers.find(|number| self.is_untouched(*number))?;
+        self.next_block = (free + 1) % BLOCKS;
+        let holding = Holding { number, block: block(free), reserved: BTreeSet::new() };
         self.holdings[client.place()] = Some(holding);
-        block(number).for_each(|port| self.set(port, client.0));
-        Some(block(number))
+        block(free).for_each(|port| self.set(port, client.0));
+        Some(block(free))
     }
 
     /// Frees everything that a client holds.
-    pub(crate) fn leave(&mut self, client: ClientId) {
+    pub(super) fn leave(&mut self, client: ClientId) {
         let Some(holding) = &mut self.holdings[client.place()] else { return };
         let (block, reserved) = (holding.block.clone(), std::mem::take(&mut holding.reserved));
         // The block is nobody's from here on, and the number still the client's.
@@ -191,7 +178,7 @@ impl PortTable {
     ///
     /// # Errors
     /// See [`ReserveError`].
-    pub(crate) fn reserve(
+    pub(super) fn reserve(
         &mut self,
         client: ClientId,
         port: u16,
@@ -259,7 +246,7 @@ impl PortTable {
     }
 
     /// Gives a port back that the client has reserved.
-    pub(crate) fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddress>) {
+    pub(super) fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddress>) {
         let Some(holding) = &mut self.holdings[client.place()] else { return };
         if holding.reserved.remove(&(port, address)) {
             self.settle(port);

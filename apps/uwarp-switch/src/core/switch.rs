@@ -13,12 +13,12 @@ use uwarp_wire::icmp6::Icmp6Message;
 use uwarp_wire::tcp::TcpFlags;
 use uwarp_wire::{ethernet, frame as wire_frame};
 
-use super::addresses::{Addresses, ForeignAddress};
 use super::counters::{Counters, DropReason};
 use super::flows::{End, Flows, Severed};
 use super::frame::{self, Datagram, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
+use super::networks::{ForeignAddress, NetworkId, Networks};
 use super::outside::{Probe, Uplink};
-use super::ports::{PortTable, ReserveError};
+use super::ports::ReserveError;
 use super::replies::Reply;
 use super::{ClientId, PLACES};
 
@@ -90,8 +90,7 @@ fn client_of(number: u32) -> Option<ClientId> {
 pub struct Switch {
     mac: [u8; 6],
     longest: usize,
-    addresses: Addresses,
-    ports: PortTable,
+    networks: Networks,
     /// Connections between clients.
     flows: Flows<()>,
     macs: [[u8; 6]; PLACES],
@@ -107,8 +106,8 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// A switch without clients. They send to its hardware address `mac` packets of at most `mtu` octets, from and to
-    /// `addresses`.
+    /// A switch without clients. They send to its hardware address `mac` packets of at most `mtu` octets. Those of its
+    /// own network have `addresses`.
     ///
     /// # Errors
     /// The address that is not a host's, or one too many.
@@ -116,8 +115,7 @@ impl Switch {
         Ok(Switch {
             mac,
             longest: ethernet::HEADER_LEN + usize::from(mtu),
-            addresses: Addresses::new(addresses)?,
-            ports: PortTable::default(),
+            networks: Networks::new(addresses)?,
             flows: Flows::default(),
             macs: [[0; 6]; PLACES],
             last: [None; PLACES],
@@ -130,20 +128,22 @@ impl Switch {
         })
     }
 
-    /// Replaces the shared addresses. Segments from and to one that is gone go nowhere any more.
+    /// Replaces the addresses of a network, which begins with its first and ends with its last one. Segments from and
+    /// to one that is gone go nowhere any more. A network without clients may end, and the switch's own never does.
     ///
     /// # Errors
-    /// As for [`Switch::new`]; nothing changes then.
-    pub fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), ForeignAddress> {
-        self.addresses = Addresses::new(addresses)?;
+    /// As for [`Switch::new`], or another network has an address; nothing changes then.
+    pub fn set_addresses(&mut self, network: NetworkId, addresses: &[IpAddr]) -> Result<(), ForeignAddress> {
+        self.networks.set_addresses(network, addresses)?;
         self.last = [None; PLACES];
         Ok(())
     }
 
-    /// Lets a client in, which has this hardware address; gives its block of ports. `None` if its place is taken.
-    pub fn enter(&mut self, client: ClientId, mac: [u8; 6]) -> Option<RangeInclusive<u16>> {
+    /// Lets a client with this hardware address into a network; gives its block of ports. `None` if its place is taken,
+    /// or there is no such network.
+    pub fn enter(&mut self, client: ClientId, network: NetworkId, mac: [u8; 6]) -> Option<RangeInclusive<u16>> {
         self.last = [None; PLACES];
-        let block = self.ports.enter(client)?;
+        let block = self.networks.enter(client, network)?;
         self.macs[client.place()] = mac;
         self.counters[client.place()] = Counters::default();
         Some(block)
@@ -153,11 +153,11 @@ impl Switch {
     /// reset because nobody owns the port.
     pub fn leave(&mut self, client: ClientId) -> Vec<Probe> {
         // A port of another host is not the client's that has the same number here.
-        let (ports, addresses) = (&self.ports, &self.addresses);
-        let is_gone = |end: &End| addresses.contains(end.address) && ports.owner(end.address, end.port) == Some(client);
+        let networks = &self.networks;
+        let is_gone = |end: &End| networks.owner(end.address, end.port) == Some(client);
         let mut probes = Vec::new();
         for Severed { gone, left, .. } in self.flows.take_gone(is_gone) {
-            if let Some(to) = self.ports.owner(left.address, left.port)
+            if let Some(to) = self.networks.owner(left.address, left.port)
                 && self.reply.probe(self.mac, self.macs[to.place()], gone, left)
             {
                 probes.push(Probe { to, frame: self.reply.octets().to_vec() });
@@ -167,7 +167,7 @@ impl Switch {
             uplink.leave(client, is_gone, &mut self.reply, &mut probes);
         }
         self.last = [None; PLACES];
-        self.ports.leave(client);
+        self.networks.leave(client);
         self.joined[client.place()] = 0;
         self.joined.iter_mut().for_each(|joined| *joined &= !client.bit());
         self.wanting.retain(|(from, to)| *from != client && *to != client);
@@ -181,18 +181,18 @@ impl Switch {
     pub fn reserve(&mut self, client: ClientId, port: u16, address: Option<IpAddr>) -> Result<(), ReserveError> {
         // Another client may have had it at this address, too.
         self.last = [None; PLACES];
-        self.ports.reserve(client, port, address.map(IpAddress::from))
+        self.networks.reserve(client, port, address.map(IpAddress::from))
     }
 
     /// Gives a reserved port back.
     pub fn release(&mut self, client: ClientId, port: u16, address: Option<IpAddr>) {
         self.last = [None; PLACES];
-        self.ports.release(client, port, address.map(IpAddress::from));
+        self.networks.release(client, port, address.map(IpAddress::from));
     }
 
     /// Has clients read in a table who owns which port. There is no client yet.
     pub fn publish(&mut self, table: OwnerTable) {
-        self.ports.publish(table);
+        self.networks.publish(table);
     }
 
     /// A pair of clients of which one has begun a connection to the other, the first such of the two.
@@ -200,9 +200,9 @@ impl Switch {
         self.wanting.pop()
     }
 
-    /// Who owns which port.
-    pub fn ports(&self) -> &PortTable {
-        &self.ports
+    /// Who has which addresses and owns which port.
+    pub fn networks(&self) -> &Networks {
+        &self.networks
     }
 
     /// A client's counters.
@@ -331,21 +331,21 @@ impl Switch {
 
     #[inline]
     fn is_shared(&self, address: IpAddress) -> bool {
-        self.addresses.contains(address)
+        self.networks.network_of(address).is_some()
     }
 
     #[inline]
     fn inspect_segment(&mut self, from: ClientId, segment: &Segment, octets: &mut [u8]) -> Result<Verdict, DropReason> {
-        if !self.is_shared(segment.source) {
+        if !self.networks.has(from, segment.source) {
             return Err(DropReason::SourceAddress);
         }
-        if self.ports.owner(segment.source, segment.source_port) != Some(from) {
+        if self.networks.owner(segment.source, segment.source_port) != Some(from) {
             return Err(DropReason::SourcePort);
         }
         if !self.is_shared(segment.destination) {
             return self.send_outside(from, segment, octets);
         }
-        let Some(to) = self.ports.owner(segment.destination, segment.destination_port) else {
+        let Some(to) = self.networks.owner(segment.destination, segment.destination_port) else {
             return self.answer_reset(from, octets);
         };
         if segment.flags & RARE != 0 {
@@ -370,7 +370,7 @@ impl Switch {
         datagram: &Datagram,
         octets: &mut [u8],
     ) -> Result<Verdict, DropReason> {
-        if !self.is_shared(datagram.source) {
+        if !self.networks.has(from, datagram.source) {
             return Err(DropReason::SourceAddress);
         }
         if client_of(datagram.source_number) != Some(from) {
@@ -380,7 +380,9 @@ impl Switch {
             return Err(DropReason::Destination);
         }
         match client_of(datagram.destination_number) {
-            Some(to) if self.ports.block(to).is_some() => Ok(self.pass_control(from, to, octets)),
+            Some(to) if self.networks.block(to).is_some() && self.networks.has(to, datagram.destination) => {
+                Ok(self.pass_control(from, to, octets))
+            }
             _ => Ok(Verdict::Drop),
         }
     }
@@ -412,7 +414,7 @@ impl Switch {
     fn answer_unreachable(&mut self, from: ClientId, octets: &[u8]) -> Result<Verdict, DropReason> {
         let segment = self.whole_segment(octets)?;
         let FlowKey { remote, local, .. } = segment.flow;
-        let own = self.addresses.first(remote.is_ipv4());
+        let own = self.networks.first(from, remote.is_ipv4());
         let Some(own) = own.filter(|_| segment.header.flags.contains(TcpFlags::SYN)) else { return Ok(Verdict::Drop) };
         let route = wire_frame::Route {
             source: remote,
@@ -462,7 +464,7 @@ impl Switch {
                 if arp.packet.sender_mac.0 != self.macs[from.place()] {
                     return Err(DropReason::SourceMac);
                 }
-                if !arp.packet.is_probe() && !self.is_shared(sender) {
+                if !arp.packet.is_probe() && !self.networks.has(from, sender) {
                     return Err(DropReason::SourceAddress);
                 }
                 if self.is_outside(arp.packet.target_address.into()) {
@@ -486,11 +488,11 @@ impl Switch {
         };
         // An error goes to the sender of the segment that it quotes, and must come from the receiver of that.
         let flow = quoted.ok_or(DropReason::Unsupported)?.flow;
-        if !self.is_shared(source) {
+        if !self.networks.has(from, source) {
             return Err(DropReason::SourceAddress);
         }
-        let is_receiver = self.ports.owner(flow.remote, flow.remote_port) == Some(from);
-        let to = self.ports.owner(flow.local, flow.local_port);
+        let is_receiver = self.networks.owner(flow.remote, flow.remote_port) == Some(from);
+        let to = self.networks.owner(flow.local, flow.local_port);
         match to {
             Some(to) if is_receiver && self.is_shared(flow.local) && self.is_shared(flow.remote) => {
                 Ok(self.pass_control(from, to, octets))

@@ -32,13 +32,13 @@ fn client(place: usize) -> ClientId {
 fn switch(clients: usize) -> Switch {
     let mut switch = Switch::new(SWITCH, 1500, &[V4, V6]).expect("addresses of a host");
     for place in 0..clients {
-        switch.enter(client(place), mac(client(place))).expect("the place is free");
+        switch.enter(client(place), NetworkId::OWN, mac(client(place))).expect("the place is free");
     }
     switch
 }
 
 fn first_port(switch: &Switch, place: usize) -> u16 {
-    *switch.ports().block(client(place)).expect("it has entered").start()
+    *switch.networks().block(client(place)).expect("it has entered").start()
 }
 
 /// A segment as a client would send it.
@@ -365,7 +365,7 @@ fn the_peers_of_a_client_that_leaves_are_asked_and_then_reset() {
 #[test]
 fn a_port_has_one_owner_and_is_free_when_that_leaves() {
     let mut switch = switch(2);
-    let (zero, one) = (switch.ports().block(client(0)).unwrap(), switch.ports().block(client(1)).unwrap());
+    let (zero, one) = (switch.networks().block(client(0)).unwrap(), switch.networks().block(client(1)).unwrap());
     assert!(zero.end() < one.start());
     assert_eq!(switch.reserve(client(0), 7471, None), Ok(()));
     assert_eq!(switch.reserve(client(0), 7471, None), Ok(()), "what one has is granted again");
@@ -375,14 +375,70 @@ fn a_port_has_one_owner_and_is_free_when_that_leaves() {
     let any = *zero.end();
     assert_eq!(switch.reserve(client(0), any, None), Ok(()));
     switch.release(client(1), 7471, None);
-    assert_eq!(switch.ports().owner(V4.into(), 7471), Some(client(0)), "another's release does nothing");
+    assert_eq!(switch.networks().owner(V4.into(), 7471), Some(client(0)), "another's release does nothing");
     switch.release(client(0), 7471, None);
     switch.release(client(0), any, None);
-    assert_eq!((switch.ports().owner(V4.into(), 7471), switch.ports().owner(V4.into(), any)), (None, Some(client(0))));
+    assert_eq!(
+        (switch.networks().owner(V4.into(), 7471), switch.networks().owner(V4.into(), any)),
+        (None, Some(client(0)))
+    );
     switch.reserve(client(0), 7471, None).unwrap();
     switch.leave(client(0));
-    assert_eq!((switch.ports().owner(V4.into(), 7471), switch.ports().owner(V4.into(), any)), (None, None));
-    assert_eq!(switch.enter(client(0), mac(client(0))).map(|block| block.contains(&any)), Some(false));
+    assert_eq!((switch.networks().owner(V4.into(), 7471), switch.networks().owner(V4.into(), any)), (None, None));
+    assert_eq!(switch.enter(client(0), NetworkId::OWN, mac(client(0))).map(|block| block.contains(&any)), Some(false));
+}
+
+#[test]
+fn networks_have_addresses_and_ports_of_their_own() {
+    let (far, farther): (IpAddr, IpAddr) = (Ipv4Addr::new(10, 8, 0, 2).into(), Ipv4Addr::new(10, 8, 0, 3).into());
+    let mut switch = switch(1);
+    let table = uwarp_ring::cable::OwnerTable::new().expect("memory");
+    let owners = uwarp_ring::cable::Owners::map(&table).expect("it can be mapped");
+    switch.publish(table);
+    let id = NetworkId::all().nth(3).expect("a number");
+    assert_eq!(switch.enter(client(1), id, mac(client(1))), None, "no such network");
+    assert_eq!(switch.set_addresses(id, &[far, V4]), Err(ForeignAddress(V4)));
+    switch.set_addresses(id, &[far, farther]).expect("addresses of hosts");
+    assert_eq!(switch.set_addresses(NetworkId::OWN, &[V4, far]), Err(ForeignAddress(far)));
+    for place in 1..3 {
+        switch.enter(client(place), id, mac(client(place))).expect("the place is free");
+    }
+    for (place, granted) in [(0, Ok(())), (1, Ok(())), (2, Err(ReserveError::Taken))] {
+        assert_eq!(switch.reserve(client(place), 7471, None), granted, "{place}");
+    }
+    for (address, owner) in [(V4, 0), (far, 1), (farther, 1)] {
+        assert_eq!(switch.networks().owner(address.into(), 7471), Some(client(owner)), "{address}");
+        let ports = (first_port(&switch, 0), 7471);
+        let sent = Segment { destination: address, ..Segment::new(0, ports) };
+        let (verdict, _) = judge(&mut switch, 0, sent.build());
+        assert!(matches!(verdict, Verdict::Forward { to, .. } if to == client(owner)), "{address}: {verdict:?}");
+        let number = [0, 3].map(|network| owners.get(network, 7471));
+        assert!(number.iter().all(|owner| matches!(owner, uwarp_ring::cable::Owner::One(_))) && number[0] != number[1]);
+    }
+    // Nobody speaks as another network.
+    let ports = (first_port(&switch, 1), 7471);
+    let claim = |from, source| Segment { source, ..Segment::new(from, ports) };
+    dropped(&mut switch, 1, claim(1, V4).build(), DropReason::SourceAddress);
+    dropped(&mut switch, 0, claim(0, far).build(), DropReason::SourceAddress);
+    dropped(&mut switch, 2, claim(2, far).build(), DropReason::SourcePort);
+    let number = |place: u32| (place + 1) << 15 | 7;
+    let (verdict, _) = judge(&mut switch, 0, datagram(mac(client(0)), [V4, far], (number(0), number(1))));
+    assert_eq!(verdict, Verdict::Forward { to: client(1), ip_len: 0, tcp_len: 0 });
+    let (verdict, _) = judge(&mut switch, 0, datagram(mac(client(0)), [V4, V4], (number(0), number(1))));
+    assert_eq!(verdict, Verdict::Drop, "it has another address");
+    dropped(&mut switch, 1, datagram(mac(client(1)), [V4, far], (number(1), number(2))), DropReason::SourceAddress);
+    // When its last client has gone, its ports are nobody's, and then its addresses.
+    switch.leave(client(1));
+    switch.leave(client(2));
+    let sent = Segment { destination: far, ..Segment::new(0, (first_port(&switch, 0), 7471)) };
+    assert_eq!(judge(&mut switch, 0, sent.build()).0, Verdict::Answer);
+    answer_is_reset(&switch, 77);
+    switch.set_addresses(id, &[]).expect("none");
+    assert_eq!(switch.networks().network_of(far.into()), None);
+    let other = NetworkId::all().nth(1).expect("a number");
+    switch.set_addresses(other, &[far]).expect("it is free");
+    switch.enter(client(1), other, mac(client(1))).expect("the place is free");
+    assert_eq!(switch.networks().network_of(far.into()), Some(other));
 }
 
 #[test]
@@ -419,7 +475,7 @@ fn clients_may_have_one_port_at_an_address_each() {
     assert_eq!(switch.reserve(client(1), 4420, Some(V4)), Ok(()));
     switch.leave(client(2));
     assert_eq!(switch.reserve(client(1), 4420, Some(V6)), Ok(()));
-    assert_eq!(switch.ports().reserved(client(1)).into_iter().collect::<Vec<_>>(), [4420]);
+    assert_eq!(switch.networks().reserved(client(1)), [4420]);
     assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (Some(1), Some(1)));
     switch.leave(client(1));
     assert_eq!((to(&mut switch, V4), to(&mut switch, V6)), (None, None));
@@ -437,11 +493,11 @@ fn nobody_hoards_ports_and_every_place_finds_a_block() {
     let spread: Vec<_> = blocks.map(|port| switch.reserve(client(0), port, None)).collect();
     assert!(spread.contains(&Err(ReserveError::Kept)) && spread.iter().any(Result::is_ok), "{spread:?}");
     for place in 2..MAX_CLIENTS {
-        let block = switch.enter(client(place), mac(client(place))).expect("a block is left");
+        let block = switch.enter(client(place), NetworkId::OWN, mac(client(place))).expect("a block is left");
         assert_eq!(block.len(), usize::from(BLOCK));
-        assert!(block.clone().all(|port| switch.ports().owner(V4.into(), port) == Some(client(place))));
+        assert!(block.clone().all(|port| switch.networks().owner(V4.into(), port) == Some(client(place))));
     }
-    assert_eq!(switch.enter(client(1), mac(client(1))), None, "the place is taken");
+    assert_eq!(switch.enter(client(1), NetworkId::OWN, mac(client(1))), None, "the place is taken");
     assert_eq!(ClientId::new(MAX_CLIENTS), None);
 }
 
@@ -451,7 +507,7 @@ fn many_addresses_are_shared_and_others_take_their_place() {
         (0..MAX_ADDRESSES as u32).map(|host| Ipv4Addr::from_bits((10 << 24) + 1 + host).into()).collect();
     let mut switch = Switch::new(SWITCH, 1500, &many).expect("addresses of hosts");
     for place in 0..2 {
-        switch.enter(client(place), mac(client(place))).expect("the place is free");
+        switch.enter(client(place), NetworkId::OWN, mac(client(place))).expect("the place is free");
     }
     assert_eq!(switch.reserve(client(1), 7471, None), Ok(()));
     let from = first_port(&switch, 0);
@@ -464,8 +520,8 @@ fn many_addresses_are_shared_and_others_take_their_place() {
         assert!(matches!(verdict, Verdict::Forward { to, .. } if to == client(1)));
     }
     let too_many: Vec<IpAddr> = many.iter().copied().chain([V6]).collect();
-    assert_eq!(switch.set_addresses(&too_many), Err(ForeignAddress(V6)));
-    switch.set_addresses(&[V6, first]).expect("addresses of hosts");
+    assert_eq!(switch.set_addresses(NetworkId::OWN, &too_many), Err(ForeignAddress(V6)));
+    switch.set_addresses(NetworkId::OWN, &[V6, first]).expect("addresses of hosts");
     let (verdict, _) = judge(&mut switch, 0, sent.clone().flags(TcpFlags::SYN).build());
     assert_eq!(verdict, Verdict::Answer, "unreachable");
     dropped(&mut switch, 0, segment(last, first).build(), DropReason::SourceAddress);

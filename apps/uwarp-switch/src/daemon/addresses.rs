@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use uwarp::config::InterfaceAddress;
+use uwarp::switch::host_addresses;
 
 use crate::core::MAX_ADDRESSES;
 
@@ -15,15 +16,6 @@ use crate::core::MAX_ADDRESSES;
 const ALONE: [&str; 2] = ["10.77.0.1/24", "fd77::1/64"];
 /// RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR of rtnetlink(7).
 const CHANGES: u32 = 0x10 | 0x100;
-
-fn is_of_use(address: IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(_) => false,
-        // One on each interface, and nobody says on which.
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && !is_link_local
-}
 
 /// The addresses of the host's interfaces, without loopback and link-local ones.
 #[derive(Debug)]
@@ -69,17 +61,7 @@ impl HostAddresses {
     }
 
     fn read(&mut self) -> anyhow::Result<()> {
-        let interfaces = if_addrs::get_if_addrs().context("the host's addresses cannot be read")?;
-        let mut found: Vec<InterfaceAddress> = Vec::new();
-        for interface in interfaces {
-            let (address, prefix) = match &interface.addr {
-                if_addrs::IfAddr::V4(found) => (IpAddr::V4(found.ip), found.prefixlen),
-                if_addrs::IfAddr::V6(found) => (IpAddr::V6(found.ip), found.prefixlen),
-            };
-            if is_of_use(address) && !found.iter().any(|own| own.address == address) {
-                found.push(InterfaceAddress { address, prefix: prefix.max(1) });
-            }
-        }
+        let mut found = host_addresses().context("the host's addresses cannot be read")?;
         let too_many = found.split_off(found.len().min(MAX_ADDRESSES));
         let left_out: Vec<IpAddr> = too_many.iter().map(|own| own.address).collect();
         if left_out != self.left_out && !left_out.is_empty() {
@@ -116,14 +98,5 @@ mod tests {
         assert!(!addresses.is_empty());
         // As a configuration would accept it.
         assert!(addresses.iter().all(|own| own.to_string().parse::<InterfaceAddress>().is_ok()), "{addresses:?}");
-    }
-
-    #[test]
-    fn addresses_of_one_interface_only_are_left_out() {
-        for (address, of_use) in
-            [("127.0.0.1", false), ("::1", false), ("fe80::1", false), ("192.0.2.1", true), ("2001:db8::1", true)]
-        {
-            assert_eq!(is_of_use(address.parse().unwrap()), of_use, "{address}");
-        }
     }
 }

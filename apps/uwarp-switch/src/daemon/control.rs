@@ -15,8 +15,8 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, 
 use uwarp::config::InterfaceAddress;
 use uwarp::config::MacAddress;
 use uwarp::switch::protocol::{
-    Answer, ClientStatus, LONGEST, Namespace, Offer, Received, Refusal, Request, Status, VERSION, Welcome,
-    receive_request, send,
+    Answer, ClientStatus, Guest, LONGEST, Located, Namespace, Offer, Received, Refusal, Request, Status, VERSION,
+    Welcome, receive_request, send,
 };
 use uwarp_app::{signals, usage};
 use uwarp_dpdk::socket::SharedSocket;
@@ -26,11 +26,12 @@ use uwarp_ring::cable::{Cable, OwnerTable, Side};
 use super::Options;
 use super::addresses::HostAddresses;
 use super::eal;
+use super::guests::{Guests, Objection};
 use super::listener::Listener;
 use super::pump::{Entry, Pump};
 use super::shares::{self, Users};
 use super::uplink::Uplink;
-use crate::core::{ClientId, MAX_CLIENTS, MAX_RESERVED, ReserveError, Switch};
+use crate::core::{ClientId, MAX_ADDRESSES, MAX_CLIENTS, MAX_RESERVED, NetworkId, ReserveError, Switch};
 
 /// How often the control thread looks for a signal.
 const TICK: Duration = Duration::from_millis(250);
@@ -69,6 +70,7 @@ struct Connection {
 #[derive(Debug)]
 struct Client {
     id: ClientId,
+    network: NetworkId,
     program: String,
     ports: (u16, u16),
     /// Its number in the table of ports.
@@ -92,6 +94,8 @@ struct Control {
     users: Users,
     /// `None` if the addresses were given.
     host: Option<HostAddresses>,
+    guests: Guests,
+    /// What programs of the switch's own network get.
     offer: Offer,
     mac: [u8; 6],
     /// Which client owns which port, for clients to read.
@@ -142,10 +146,12 @@ pub fn serve(options: Options, ready: impl FnOnce(&Offer)) -> anyhow::Result<()>
     let namespace = host.as_ref().and_then(|_| Namespace::own());
     let offer = Offer { addresses, mtu: options.mtu, gateway, gateway6, namespace };
     let users = Users::new(rustix::process::geteuid().as_raw(), &options.allowed);
+    let guests = Guests::new(options.claims.clone());
     let mut control = Control {
         options,
         users,
         host,
+        guests,
         offer,
         mac,
         owners,
@@ -292,20 +298,52 @@ impl Control {
                 return Ok(());
             }
         }
-        let addresses = host.taken.clone();
-        if let Err(error) = self.pump.set_addresses(plain(&addresses))? {
+        let mut addresses = host.taken.clone();
+        // Programs of another namespace use these.
+        let guests = &self.guests;
+        addresses
+            .retain(|own| !guests.iter().any(|guest| guest.addresses.iter().any(|its| its.address == own.address)));
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.pump.set_addresses(NetworkId::OWN, plain(&addresses))? {
             tracing::warn!(address = %error.0, "cannot be an address of clients: the former ones stay");
             return Ok(());
         }
         let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         tracing::info!(addresses = names.join(", "), "the host's addresses have changed");
         self.offer.addresses = addresses;
-        let news = Answer::Changed(self.offer.clone());
-        for connection in self.connections.iter().filter(|connection| connection.client.is_some()) {
+        self.tell_addresses();
+        Ok(())
+    }
+
+    /// Has all clients know the addresses.
+    fn tell_addresses(&self) {
+        let located = self.located();
+        for connection in &self.connections {
+            let Some(client) = &connection.client else { continue };
+            let news = Answer::Changed { offer: self.offer_to(client.network), located: located.clone() };
             // One that has not read so many earlier ones learns it by the next.
             let _ = send(&connection.socket, &news, &[]);
         }
-        Ok(())
+    }
+
+    /// What the clients of a network get.
+    fn offer_to(&self, network: NetworkId) -> Offer {
+        match self.guests.get(network) {
+            Some(guest) => {
+                let (addresses, namespace) = (guest.addresses.clone(), Some(guest.namespace));
+                Offer { addresses, namespace, ..self.offer.clone() }
+            }
+            None => self.offer.clone(),
+        }
+    }
+
+    /// All addresses, each with its network.
+    fn located(&self) -> Vec<Located> {
+        let own = self.offer.addresses.iter().map(|own| (own, NetworkId::OWN));
+        let guests = self.guests.iter().flat_map(|guest| guest.addresses.iter().map(|own| (own, guest.id)));
+        own.chain(guests).map(|(own, network)| Located { address: own.address, network: network.number() }).collect()
     }
 
     /// Gives two clients a cable of their own. Without one, their frames go by the switch.
@@ -391,7 +429,7 @@ impl Control {
         };
         let answer = match request {
             Request::Offer { .. } => Answer::Offer(self.offer.clone()),
-            Request::Join { program, .. } => return self.join(index, program),
+            Request::Join { program, guest, .. } => return self.join(index, program, guest),
             Request::Reserve { port, address } => self.reserve(index, port, address)?,
             Request::Deliver => {
                 if let Some(client) = &self.connections[index].client {
@@ -415,7 +453,64 @@ impl Control {
         send(&self.connections[index].socket, answer, descriptors).is_ok()
     }
 
-    fn join(&mut self, index: usize, mut program: String) -> anyhow::Result<bool> {
+    /// The network of a client that wants to join, with the addresses that it brings.
+    fn admit(&mut self, peer: Peer, guest: Option<Guest>) -> anyhow::Result<Result<NetworkId, String>> {
+        let Some(guest) = guest.filter(|guest| {
+            !guest.addresses.is_empty() && self.offer.namespace.is_some_and(|own| own != guest.namespace)
+        }) else {
+            return Ok(Ok(NetworkId::OWN));
+        };
+        let uid = Some(peer.uid).filter(|uid| !self.users.is_master(*uid));
+        let is_inhabited = |network| self.clients().any(|(_, client)| client.network == network);
+        let admission = match self.guests.admit(uid, &guest, &self.offer.addresses, is_inhabited) {
+            Ok(admission) => admission,
+            Err(objection) => return Ok(Err(self.explain(objection))),
+        };
+        let id = admission.id;
+        for ended in &admission.ended {
+            // There is nothing to object to in no address.
+            let _ = self.pump.set_addresses(*ended, Vec::new())?;
+        }
+        if let Some(addresses) = &admission.addresses
+            && let Err(error) = self.pump.set_addresses(id, plain(addresses))?
+        {
+            return Ok(Err(format!("{} cannot be an address of clients, or is one too many", error.0)));
+        }
+        let is_news = admission.addresses.is_some() || !admission.ended.is_empty();
+        self.guests.settle(guest.namespace, admission);
+        if is_news {
+            self.tell_addresses();
+        }
+        Ok(Ok(id))
+    }
+
+    /// Why a guest may not come in, and what helps.
+    fn explain(&self, objection: Objection) -> String {
+        match objection {
+            Objection::Forbidden(address) => {
+                format!("this user may not bring the address {address}: start the switch with --allow-address")
+            }
+            Objection::Own(address) => {
+                format!("the switch's own network namespace has the address {address}: give this one another")
+            }
+            Objection::Held(address, network) => {
+                let holder = self.clients().find(|(_, client)| client.network == network);
+                let holder = holder.map_or_else(String::new, |(peer, client)| {
+                    let program = uwarp_app::output::printable(&client.program);
+                    format!(" of {program} (process {}, user {})", peer.pid, peer.uid)
+                });
+                format!("another network namespace, that{holder}, has the address {address}: give this one another")
+            }
+            Objection::TooMany => format!("there can be {MAX_ADDRESSES} addresses, and no more"),
+        }
+    }
+
+    /// All clients, and who they are.
+    fn clients(&self) -> impl Iterator<Item = (Peer, &Client)> {
+        self.connections.iter().filter_map(|connection| Some((connection.peer, connection.client.as_ref()?)))
+    }
+
+    fn join(&mut self, index: usize, mut program: String, guest: Option<Guest>) -> anyhow::Result<bool> {
         if self.connections[index].client.is_some() {
             let answer = refused(Refusal::Protocol, "this connection has a place".to_owned());
             return Ok(self.say(index, &answer, &[]));
@@ -442,9 +537,14 @@ impl Control {
                 return Ok(self.say(index, &refused(Refusal::Failed, reason), &[]));
             }
         };
+        let network = match self.admit(self.connections[index].peer, guest)? {
+            Ok(network) => network,
+            Err(reason) => return Ok(self.say(index, &refused(Refusal::Address, reason), &[])),
+        };
         let mut mac = self.mac;
         mac[5] = id.place() as u8;
-        let Entry { block, number } = self.pump.attach(id, mac, CablePort::new(end, self.mac, self.offer.mtu))?;
+        let Entry { block, number } =
+            self.pump.attach(id, network, mac, CablePort::new(end, self.mac, self.offer.mtu))?;
         let ports = block.into_inner();
         let mut end = program.len().min(NAME);
         while !program.is_char_boundary(end) {
@@ -453,7 +553,9 @@ impl Control {
         program.truncate(end);
         tracing::info!(place = id.place(), program, "a client has joined");
         let welcome = Answer::Welcome(Welcome {
-            offer: self.offer.clone(),
+            offer: self.offer_to(network),
+            network: network.number(),
+            located: self.located(),
             place: id.place() as u8,
             number,
             mac: MacAddress(mac),
@@ -463,7 +565,7 @@ impl Control {
         let (_, [memory, rings, hears]) = plug.into_parts();
         let descriptors = [&memory, &rings, &hears, &self.owners].map(AsFd::as_fd);
         let is_heard = self.say(index, &welcome, &descriptors);
-        self.connections[index].client = Some(Client { id, program, ports, number, cables: BTreeMap::new() });
+        self.connections[index].client = Some(Client { id, network, program, ports, number, cables: BTreeMap::new() });
         Ok(is_heard)
     }
 
@@ -472,9 +574,9 @@ impl Control {
             return Ok(refused(Refusal::Protocol, "only a client that has joined may have a port".to_owned()));
         };
         if let Some(address) = address
-            && !self.offer.addresses.iter().any(|own| own.address == address)
+            && !self.offer_to(client.network).addresses.iter().any(|own| own.address == address)
         {
-            return Ok(refused(Refusal::Protocol, format!("{address} is none of the shared addresses")));
+            return Ok(refused(Refusal::Protocol, format!("{address} is none of the client's addresses")));
         }
         Ok(match self.pump.reserve(client.id, port, address)? {
             Ok(()) => Answer::Reserved,
@@ -498,6 +600,7 @@ impl Control {
                 pid: connection.peer.pid,
                 uid: connection.peer.uid,
                 program: client.program.clone(),
+                addresses: self.guests.get(client.network).map(|guest| plain(&guest.addresses)).unwrap_or_default(),
                 ports: client.ports,
                 drops: view.drops(),
                 listening: view.listening,

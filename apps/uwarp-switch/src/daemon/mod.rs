@@ -6,6 +6,7 @@
 mod addresses;
 mod control;
 mod eal;
+mod guests;
 mod listener;
 mod port;
 mod pump;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use uwarp::config::{DeviceConfig, InterfaceAddress};
 
 pub use control::serve;
+pub use guests::Claim;
 pub use uplink::parse_device;
 
 /// How a switch is run.
@@ -36,6 +38,8 @@ pub struct Options {
     pub mtu: u16,
     /// Users that may connect, beside root and the daemon's own.
     pub allowed: Vec<u32>,
+    /// Which of these may bring which addresses from other network namespaces; none: all that nobody has.
+    pub claims: Vec<Claim>,
     /// Mode of the socket; none: 600, or 666 if further users are allowed.
     pub mode: Option<u32>,
     /// End after so long without a client.

@@ -17,7 +17,7 @@ use uwarp_port_dpdk::DpdkPort;
 use uwarp_ring::Notifier;
 
 use super::port::{SwitchPort, Uplink};
-use crate::core::{ClientId, Counters, DropReason, ForeignAddress, PLACES, ReserveError, Switch};
+use crate::core::{ClientId, Counters, DropReason, ForeignAddress, NetworkId, PLACES, ReserveError, Switch};
 use crate::forward::Forwarder;
 
 /// How long the pump looks for frames without a pause after the last one.
@@ -31,12 +31,12 @@ const DESCRIPTORS: usize = 2 * PLACES + 1;
 
 /// What the pump is asked to do between two turns.
 enum Command {
-    Attach { client: ClientId, mac: [u8; 6], port: Box<CablePort>, reply: Sender<Option<Entry>> },
+    Attach { client: ClientId, network: NetworkId, mac: [u8; 6], port: Box<CablePort>, reply: Sender<Option<Entry>> },
     Detach { client: ClientId, reply: Sender<()> },
     Reserve { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<Result<(), ReserveError>> },
     Release { client: ClientId, port: u16, address: Option<IpAddr>, reply: Sender<()> },
     Deliver { client: ClientId, reply: Sender<()> },
-    Addresses { addresses: Vec<IpAddr>, reply: Sender<Result<(), ForeignAddress>> },
+    Addresses { network: NetworkId, addresses: Vec<IpAddr>, reply: Sender<Result<(), ForeignAddress>> },
     Link { is_up: bool, reply: Sender<()> },
     View { client: ClientId, reply: Sender<View> },
 }
@@ -113,9 +113,15 @@ impl Pump {
         sent.and_then(Result::ok).and_then(|()| answer.recv().ok()).ok_or_else(|| anyhow!("the pump has ended"))
     }
 
-    /// Connects a new client.
-    pub(super) fn attach(&self, client: ClientId, mac: [u8; 6], port: CablePort) -> anyhow::Result<Entry> {
-        let entry = self.ask(|reply| Command::Attach { client, mac, port: Box::new(port), reply })?;
+    /// Connects a new client of a network.
+    pub(super) fn attach(
+        &self,
+        client: ClientId,
+        network: NetworkId,
+        mac: [u8; 6],
+        port: CablePort,
+    ) -> anyhow::Result<Entry> {
+        let entry = self.ask(|reply| Command::Attach { client, network, mac, port: Box::new(port), reply })?;
         entry.context("the place is taken")
     }
 
@@ -155,9 +161,13 @@ impl Pump {
         self.ask(|reply| Command::Release { client, port, address, reply })
     }
 
-    /// Replaces the shared addresses.
-    pub(super) fn set_addresses(&self, addresses: Vec<IpAddr>) -> anyhow::Result<Result<(), ForeignAddress>> {
-        self.ask(|reply| Command::Addresses { addresses, reply })
+    /// Replaces the addresses of a network.
+    pub(super) fn set_addresses(
+        &self,
+        network: NetworkId,
+        addresses: Vec<IpAddr>,
+    ) -> anyhow::Result<Result<(), ForeignAddress>> {
+        self.ask(|reply| Command::Addresses { network, addresses, reply })
     }
 
     /// The uplink's link has gone up or down.
@@ -262,9 +272,9 @@ fn sleep(forwarder: &mut Forwarder<SwitchPort>, inbox: &Receiver<Command>, wake:
 
 fn carry_out(forwarder: &mut Forwarder<SwitchPort>, command: Command, users: usize) -> usize {
     match command {
-        Command::Attach { client, mac, port, reply } => {
-            let block = forwarder.switch_mut().enter(client, mac);
-            let entry = block.zip(forwarder.switch().ports().number(client));
+        Command::Attach { client, network, mac, port, reply } => {
+            let block = forwarder.switch_mut().enter(client, network, mac);
+            let entry = block.zip(forwarder.switch().networks().number(client));
             let is_in = entry.is_some();
             if is_in {
                 forwarder.attach(client, SwitchPort::Client(*port));
@@ -288,8 +298,8 @@ fn carry_out(forwarder: &mut Forwarder<SwitchPort>, command: Command, users: usi
             forwarder.release(client, port, address);
             let _ = reply.send(());
         }
-        Command::Addresses { addresses, reply } => {
-            let _ = reply.send(forwarder.switch_mut().set_addresses(&addresses));
+        Command::Addresses { network, addresses, reply } => {
+            let _ = reply.send(forwarder.switch_mut().set_addresses(network, &addresses));
         }
         Command::Link { is_up, reply } => {
             forwarder.set_uplink(is_up);
@@ -297,7 +307,7 @@ fn carry_out(forwarder: &mut Forwarder<SwitchPort>, command: Command, users: usi
         }
         Command::View { client, reply } => {
             let switch = forwarder.switch();
-            let listening = switch.ports().reserved(client).into_iter().collect();
+            let listening = switch.networks().reserved(client);
             let _ = reply.send(View { counters: *switch.counters(client), listening });
         }
     }

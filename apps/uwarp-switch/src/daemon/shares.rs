@@ -18,7 +18,7 @@ impl Users {
     }
 
     /// Who can stop the switch anyway.
-    fn is_master(&self, uid: u32) -> bool {
+    pub(super) fn is_master(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own
     }
 

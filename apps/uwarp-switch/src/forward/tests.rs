@@ -9,6 +9,7 @@ use uwarp_wire::frame::{Frame, Path, TcpChecksum, classify, prepend_tcp};
 use uwarp_wire::tcp::{TcpFlags, TcpHeader};
 
 use super::*;
+use crate::core::NetworkId;
 
 const SWITCH: [u8; 6] = [2, 0x75, 0, 0, 0, 0xff];
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -22,7 +23,7 @@ fn rig(clients: usize, checksums: bool) -> (Forwarder<LoopPort>, Vec<(LoopPort, 
     let ends = (0..clients).map(|place| {
         let (near, far) = LoopPort::pair(LoopOptions { queue: RING, buffers: 64, checksums, ..LoopOptions::default() });
         let client = ClientId::new(place).unwrap();
-        let block = forwarder.switch_mut().enter(client, mac(place)).unwrap();
+        let block = forwarder.switch_mut().enter(client, NetworkId::OWN, mac(place)).unwrap();
         forwarder.attach(client, near);
         (far, *block.start())
     });

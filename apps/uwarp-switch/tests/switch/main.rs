@@ -276,7 +276,7 @@ fn what_does_not_fit_the_protocol_is_refused_and_harms_nobody() {
     };
     let socket = connect(&switch.socket).unwrap();
     let Some(Answer::Refused { refusal: Refusal::Protocol, reason }) =
-        ask(&socket, &Request::Join { version: VERSION + 1, program: String::new() })
+        ask(&socket, &Request::Join { version: VERSION + 1, program: String::new(), guest: None })
     else {
         panic!("another version is let in");
     };

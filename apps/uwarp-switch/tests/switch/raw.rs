@@ -27,7 +27,7 @@ pub struct Raw {
 /// Takes a place: its connection, its cable, and the table of ports.
 pub fn join(socket: &Path) -> (OwnedFd, Welcome, Plug, OwnedFd) {
     let socket = connect(socket).unwrap();
-    send(&socket, &Request::Join { version: VERSION, program: "raw".to_owned() }, &[]).unwrap();
+    send(&socket, &Request::Join { version: VERSION, program: "raw".to_owned(), guest: None }, &[]).unwrap();
     let Some((Answer::Welcome(welcome), descriptors)) = receive(&socket).unwrap() else { panic!("no place") };
     let [memory, rings, hears, owners] = descriptors.try_into().unwrap();
     (socket, welcome, Plug::from_parts(Side::Second, [memory, rings, hears]), owners)
@@ -175,8 +175,8 @@ fn what_a_program_does_to_its_cable_harms_nobody_else() {
     let mut raw = Raw::join(&switch.socket);
     raw.send_segment(TcpFlags::SYN, 1, PORT + 1, |_, _, _| {});
     let (peer, mut cable) = raw.cable();
-    assert_eq!(raw.owners.get(honest), Owner::One(peer));
-    assert_eq!(raw.owners.get(raw.welcome.ports.0), Owner::One(raw.welcome.number));
+    assert_eq!(raw.owners.get(0, honest), Owner::One(peer));
+    assert_eq!(raw.owners.get(0, raw.welcome.ports.0), Owner::One(raw.welcome.number));
     wait_for("the other end", || cable.sender.is_attended());
     let malformed = || context.stats().engines[0].drops.get("malformed").copied().unwrap_or(0);
     let before = malformed();

@@ -208,6 +208,8 @@ pub enum Command {
     SetAddresses {
         /// All of them, at least one.
         addresses: Vec<crate::api::config::InterfaceAddress>,
+        /// What others have behind the station.
+        others: Vec<std::net::IpAddr>,
         /// The station's MAC address. No other neighbours are fixed from then on.
         station: [u8; 6],
     },

@@ -15,6 +15,8 @@ pub struct EngineConfig {
     /// Frames to an own address stay in the engine. Without, they leave by the port: other processes have the same
     /// addresses, and what is behind the port tells them apart.
     pub loop_back: bool,
+    /// Addresses that others have behind the same switch, beside the own ones. They count only without `loop_back`.
+    pub switch_addresses: Vec<IpAddr>,
     /// Next hop for IPv4 addresses outside of all prefixes.
     pub gateway: Option<Ipv4Addr>,
     /// Next hop for IPv6 addresses outside of all prefixes.
@@ -227,6 +229,7 @@ impl EngineConfig {
             index,
             addresses: vec![InterfaceAddress { address: address.into(), prefix_length }],
             loop_back: true,
+            switch_addresses: Vec::new(),
             gateway: None,
             gateway6: None,
             neighbours: Vec::new(),

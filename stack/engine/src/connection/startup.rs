@@ -36,7 +36,7 @@ pub(crate) fn endpoints(flow: &FlowKey) -> (SocketAddr, SocketAddr) {
 
 /// Whether CRCs may be asked for on a connection to this peer.
 pub(crate) fn may_want_crc(net: &Net, common: &Common, peer: IpAddress) -> bool {
-    common.config.iwarp.crc_within_host || !net.addresses.is_shared(peer)
+    common.config.iwarp.crc_within_host || !net.addresses.is_on_switch(peer)
 }
 
 /// What a start-up says of Reads.
@@ -323,7 +323,7 @@ impl Connection {
     /// From now on the peer may be stopped for a while, if it is another program on our switch.
     pub(crate) fn be_patient(&mut self, net: &Net, common: &Common) {
         if let (Some(patience), Phase::Running(_)) = (common.config.iwarp.switch_timeout, &self.phase)
-            && net.addresses.is_shared(self.flow.remote)
+            && net.addresses.is_on_switch(self.flow.remote)
         {
             self.tcp.extend_patience(patience, SWITCH_PROBES, common.now);
         }

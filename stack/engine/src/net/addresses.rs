@@ -40,6 +40,8 @@ pub(crate) struct Addresses {
     all: Vec<Own>,
     mac: [u8; 6],
     loop_back: bool,
+    /// What others have behind our switch.
+    others: Vec<IpAddress>,
     gateway: Option<IpAddress>,
     gateway6: Option<IpAddress>,
 }
@@ -77,6 +79,10 @@ fn checked(mut given: Vec<InterfaceAddress>, mac: [u8; 6]) -> Result<Vec<(IpAddr
     Ok(all)
 }
 
+fn plain(addresses: &[IpAddr]) -> Vec<IpAddress> {
+    addresses.iter().map(|address| IpAddress::from(*address)).collect()
+}
+
 impl Addresses {
     /// The configured addresses.
     pub(crate) fn new(config: &EngineConfig, mac: [u8; 6], random: &mut fastrand::Rng) -> Result<Self, &'static str> {
@@ -92,11 +98,14 @@ impl Addresses {
             all.push(Own { address, prefix, standing });
         }
         let (gateway, gateway6) = (config.gateway.map(Into::into), config.gateway6.map(Into::into));
-        Ok(Addresses { all, mac, loop_back: config.loop_back, gateway, gateway6 })
+        let others = plain(&config.switch_addresses);
+        Ok(Addresses { all, mac, loop_back: config.loop_back, others, gateway, gateway6 })
     }
 
-    /// Replaces the addresses by others, which nobody else has: new ones are used without a check for duplicates.
-    pub(crate) fn replace(&mut self, given: Vec<InterfaceAddress>) -> Result<(), &'static str> {
+    /// Replaces the addresses, and those of others behind our switch. New ones are used without a check for duplicates,
+    /// since the switch gives them.
+    pub(crate) fn replace(&mut self, given: Vec<InterfaceAddress>, others: &[IpAddr]) -> Result<(), &'static str> {
+        self.others = plain(others);
         let old = std::mem::take(&mut self.all);
         let standing = |address| {
             let known = old.iter().find(|own| own.address == address);
@@ -121,9 +130,9 @@ impl Addresses {
         self.all.iter().any(|own| own.address == address && own.standing == Standing::Assigned)
     }
 
-    /// Whether other programs have an own address, too: those behind the same switch.
-    pub(crate) fn is_shared(&self, address: IpAddress) -> bool {
-        !self.loop_back && self.is_own(address)
+    /// Whether programs behind our switch have an address.
+    pub(crate) fn is_on_switch(&self, address: IpAddress) -> bool {
+        !self.loop_back && (self.is_own(address) || self.others.contains(&address))
     }
 
     /// Whether frames to an address stay here.
@@ -292,12 +301,19 @@ mod tests {
     fn other_addresses_take_the_place_of_the_former() {
         let mut own = addresses(&["fd00:1::1/64"]);
         let given = |text: &str, prefix_length| InterfaceAddress { address: text.parse().unwrap(), prefix_length };
-        own.replace(vec![given("10.9.0.2", 24), given("fd00:1::1", 64), given("fd00:1::2", 64)]).unwrap();
+        let others = ["10.8.0.1".parse().unwrap()];
+        own.replace(vec![given("10.9.0.2", 24), given("fd00:1::1", 64), given("fd00:1::2", 64)], &others).unwrap();
         assert!(own.is_own(ip("10.9.0.2")) && !own.may_be_own(ip("10.0.0.1")));
         // Not checked for duplicates, beside one that still is.
         assert!(own.is_own(ip("fd00:1::2")));
         assert!(own.is_tentative(ip("fd00:1::1")) && own.is_tentative(ip("fe80::ff:fe00:1")));
-        assert!(own.replace(Vec::new()).is_err() && own.is_own(ip("10.9.0.2")));
+        assert!(own.replace(Vec::new(), &others).is_err() && own.is_own(ip("10.9.0.2")));
+        // Without a switch, there is nobody else behind it.
+        assert!(!own.is_on_switch(ip("10.8.0.1")) && !own.is_on_switch(ip("10.9.0.2")));
+        own.loop_back = false;
+        assert!(own.is_on_switch(ip("10.8.0.1")) && own.is_on_switch(ip("10.9.0.2")) && !own.is_own(ip("10.8.0.1")));
+        own.replace(vec![given("10.9.0.2", 24)], &[]).unwrap();
+        assert!(!own.is_on_switch(ip("10.8.0.1")) && own.is_on_switch(ip("10.9.0.2")));
     }
 
     #[test]

@@ -105,10 +105,11 @@ impl<P: Port> Core<P> {
             Command::TcpInfo { queue_pair, reply } => {
                 let _ = reply.send(rdma.tcp_info(connections, queue_pair));
             }
-            Command::SetAddresses { addresses, station } => {
-                net.neighbours.fix(addresses.iter().map(|own| own.address.into()), station);
+            Command::SetAddresses { addresses, others, station } => {
+                let all = addresses.iter().map(|own| own.address).chain(others.iter().copied());
+                net.neighbours.fix(all.map(Into::into), station);
                 // Those that cannot be are left out by whoever gives them.
-                let _ = net.addresses.replace(addresses);
+                let _ = net.addresses.replace(addresses, &others);
             }
             Command::SetFaults { faults } => link.port.set_faults(faults),
             Command::StartCapture { path, reply } => {

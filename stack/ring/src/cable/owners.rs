@@ -1,4 +1,6 @@
-//! Who owns which TCP port of addresses that several processes share: one process writes the table, all read it.
+//! Who owns which TCP port of addresses that several processes share: one process writes the tables, all read them.
+//!
+//! Each network has a table of its own: the same port of two networks has two owners.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +12,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use super::map::Map;
 
 const PORTS: usize = 1 << 16;
-const OCTETS: usize = 2 * PORTS;
+/// Networks are numbered below this.
+pub const OWNER_NETWORKS: usize = 32;
+/// Tables that nobody uses take no memory.
+const OCTETS: usize = 2 * PORTS * OWNER_NETWORKS;
 
 const NOBODY: u16 = 0;
 const SEVERAL: u16 = u16::MAX;
@@ -44,7 +49,7 @@ impl Owner {
     }
 }
 
-/// The table as its writer has it.
+/// The tables as their writer has them.
 #[derive(Debug)]
 pub struct OwnerTable {
     map: Map,
@@ -52,7 +57,7 @@ pub struct OwnerTable {
 }
 
 impl OwnerTable {
-    /// A table without owners. Nobody else can write it, whoever gets its file.
+    /// Tables without owners. Nobody else can write them, whoever gets their file.
     ///
     /// # Errors
     /// Those of the system: no descriptors or no memory left, or a kernel before Linux 5.1.
@@ -65,18 +70,23 @@ impl OwnerTable {
         Ok(OwnerTable { map, file })
     }
 
-    /// Sets the owner of a port.
-    pub fn set(&self, port: u16, owner: Owner) {
-        entry(&self.map, port).store(owner.entry(), Relaxed);
+    /// Sets the owner of a port of a network below [`OWNER_NETWORKS`].
+    pub fn set(&self, network: u8, port: u16, owner: Owner) {
+        entry(&self.map, network, port).store(owner.entry(), Relaxed);
     }
 
-    /// Forgets what a number owned in the past: somebody else gets it.
-    pub fn forget(&self, number: u16) {
+    /// Forgets what a number owned in a network in the past: somebody else gets it.
+    pub fn forget(&self, network: u8, number: u16) {
         for port in 0..=u16::MAX {
-            if entry(&self.map, port).load(Relaxed) == Owner::Past(number).entry() {
-                self.set(port, Owner::Nobody);
+            if entry(&self.map, network, port).load(Relaxed) == Owner::Past(number).entry() {
+                self.set(network, port, Owner::Nobody);
             }
         }
+    }
+
+    /// Forgets all owners of a network: another one gets its number.
+    pub fn clear(&self, network: u8) {
+        (0..=u16::MAX).for_each(|port| self.set(network, port, Owner::Nobody));
     }
 }
 
@@ -87,23 +97,23 @@ impl AsFd for OwnerTable {
     }
 }
 
-/// The table as its readers have it.
+/// The tables as their readers have them.
 #[derive(Debug)]
 pub struct Owners(Map);
 
 impl Owners {
-    /// Maps the table.
+    /// Maps the tables.
     ///
     /// # Errors
-    /// The file is none of a table, or cannot be mapped.
+    /// The file is none of such tables, or cannot be mapped.
     pub fn map(file: impl AsFd) -> io::Result<Owners> {
         Map::readable(file, OCTETS).map(Owners)
     }
 
-    /// The owner of a port.
+    /// The owner of a port of a network below [`OWNER_NETWORKS`].
     #[inline]
-    pub fn get(&self, port: u16) -> Owner {
-        match entry(&self.0, port).load(Relaxed) {
+    pub fn get(&self, network: u8, port: u16) -> Owner {
+        match entry(&self.0, network, port).load(Relaxed) {
             NOBODY => Owner::Nobody,
             SEVERAL => Owner::Several,
             entry if entry & PAST != 0 => Owner::Past((entry & !PAST).wrapping_sub(1)),
@@ -113,7 +123,9 @@ impl Owners {
 }
 
 #[inline(always)]
-fn entry(map: &Map, port: u16) -> &AtomicU16 {
+fn entry(map: &Map, network: u8, port: u16) -> &AtomicU16 {
+    // A number beyond names another network's table, and never what lies behind the tables.
+    let index = usize::from(network) % OWNER_NETWORKS * PORTS + usize::from(port);
     // SAFETY: within the map, aligned, and valid for any bits; all processes access it as an atomic.
-    unsafe { map.at(2 * usize::from(port), 2).cast().as_ref() }
+    unsafe { map.at(2 * index, 2).cast().as_ref() }
 }

@@ -138,14 +138,24 @@ fn owners_are_read_by_all_and_written_by_one() {
     let owners = Owners::map(&table).unwrap();
     for owner in [Owner::One(0), Owner::One(32_766), Owner::Past(0), Owner::Past(32_765), Owner::Several, Owner::Nobody]
     {
-        table.set(4791, owner);
-        assert_eq!((owners.get(4791), owners.get(4790)), (owner, Owner::Nobody));
+        table.set(0, 4791, owner);
+        assert_eq!(
+            (owners.get(0, 4791), owners.get(0, 4790), owners.get(1, 4791)),
+            (owner, Owner::Nobody, Owner::Nobody)
+        );
     }
-    table.set(1, Owner::Past(7));
-    table.set(2, Owner::One(7));
-    table.forget(7);
-    assert_eq!((owners.get(1), owners.get(2)), (Owner::Nobody, Owner::One(7)));
-    assert!(Map::shared(&table, 1 << 17).is_err(), "readers could write");
+    let last = OWNER_NETWORKS as u8 - 1;
+    for network in [0, last] {
+        table.set(network, 1, Owner::Past(7));
+        table.set(network, u16::MAX, Owner::One(7));
+    }
+    table.forget(0, 7);
+    assert_eq!((owners.get(0, 1), owners.get(0, u16::MAX)), (Owner::Nobody, Owner::One(7)));
+    assert_eq!((owners.get(last, 1), owners.get(last, u16::MAX)), (Owner::Past(7), Owner::One(7)));
+    table.clear(last);
+    assert_eq!((owners.get(last, 1), owners.get(last, u16::MAX)), (Owner::Nobody, Owner::Nobody));
+    assert_eq!(owners.get(0, u16::MAX), Owner::One(7));
+    assert!(Map::shared(&table, OWNER_NETWORKS << 17).is_err(), "readers could write");
     assert!(rustix::io::write(table.as_fd(), b"x").is_err());
 }
 

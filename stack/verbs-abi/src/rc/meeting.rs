@@ -255,7 +255,7 @@ fn on_request(channel: &EventChannel, request: Box<ConnectRequest>) -> Result<()
     let hello = Hello::read(request.private_data()).ok_or(EINVAL)?;
     let context = process::started()?;
     let (from, claimed) = (request.peer(), port_of(hello.from));
-    if is_own_address(from.ip())? && context.have_one_owner(from.port(), claimed) == Some(false) {
+    if context.have_one_owner(from.ip(), [from.port(), claimed]) == Some(false) {
         tracing::warn!(%from, queue_pair = hello.from, "a peer claims a queue pair that is not its own");
         return Err(EINVAL);
     }

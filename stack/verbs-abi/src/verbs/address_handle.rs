@@ -30,8 +30,8 @@ fn create(pd: *mut ibv_pd, wanted: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
         return Err(EOPNOTSUPP);
     }
     let (from, to) = peer::addresses(wanted)?;
-    let is_own = device::addresses(&process::process()?.context).contains(&to);
-    if !is_own && process::started()?.switch_place().is_some() {
+    let context = process::started()?;
+    if context.switch_place().is_some() && !context.is_on_switch(to) {
         tracing::warn!(%to, "datagrams reach only programs of this switch, and nothing is sent to other hosts");
         return Err(Errno(libc::EHOSTUNREACH));
     }

@@ -12,7 +12,7 @@ use crate::runtime::monitor::Monitor;
 use crate::runtime::prepare::{self, Prepared};
 use crate::stats::StatsSnapshot;
 use crossbeam::channel::Receiver;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -200,9 +200,16 @@ impl Context {
         self.shared.link().map(|link| link.place())
     }
 
-    /// Whether the switch vouches that one of its programs has both TCP ports. `None` without a switch.
-    pub fn have_one_owner(&self, one: u16, other: u16) -> Option<bool> {
-        self.shared.link().map(|link| link.have_one_owner(one, other))
+    /// Whether the switch vouches that one of its programs has both TCP ports of an address. `None` without a switch,
+    /// and if the address is not on it.
+    pub fn have_one_owner(&self, address: IpAddr, ports: [u16; 2]) -> Option<bool> {
+        self.shared.link()?.have_one_owner(address, ports)
+    }
+
+    /// Whether programs on the context's switch have an address: the context's own ones, and those of other network
+    /// namespaces. False without a switch, and before the context is started.
+    pub fn is_on_switch(&self, address: IpAddr) -> bool {
+        self.shared.link().is_some_and(|link| link.is_on_switch(address))
     }
 
     /// Number of the context in this process, from 1.

@@ -159,7 +159,7 @@ impl Core {
 
     /// The context's addresses: those of its switch may change.
     pub(crate) fn addresses(&self) -> Vec<InterfaceAddress> {
-        self.switch.get().map_or_else(|| self.config.addresses().collect(), |link| link.addresses())
+        self.switch.get().map_or_else(|| self.config.addresses().collect(), |link| link.addresses().own)
     }
 
     /// Where a peer is reached: on a switch, a loopback address is this host, whose addresses the context has.

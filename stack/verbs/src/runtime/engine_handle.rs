@@ -4,6 +4,7 @@ use crate::config::{InterfaceAddress, MacAddress};
 use crate::runtime::driver::Health;
 use crate::runtime::driver::at_helm::Helm;
 use crate::runtime::lock::lock;
+use crate::runtime::switch::Addresses;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -54,15 +55,15 @@ impl EngineHandle {
     }
 
     /// Gives the engine other addresses, and the station that all their owners are behind, from any thread.
-    pub(crate) fn mover(&self) -> impl Fn(&[InterfaceAddress], MacAddress) + Send + 'static {
+    pub(crate) fn mover(&self) -> impl Fn(&Addresses, MacAddress) + Send + 'static {
         let (commands, doorbells, wake) = (self.commands.clone(), Arc::clone(&self.doorbells), Arc::clone(&self.wake));
         move |addresses, station| {
             let plain = |own: &InterfaceAddress| uwarp_engine::InterfaceAddress {
                 address: own.address,
                 prefix_length: own.prefix,
             };
-            let addresses = addresses.iter().map(plain).collect();
-            if commands.send(Command::SetAddresses { addresses, station: station.0 }).is_ok() {
+            let (own, others) = (addresses.own.iter().map(plain).collect(), addresses.others());
+            if commands.send(Command::SetAddresses { addresses: own, others, station: station.0 }).is_ok() {
                 doorbells.ring_mailbox();
                 wake.fire_if_armed();
             }

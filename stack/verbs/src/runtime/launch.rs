@@ -77,6 +77,7 @@ fn run_engines(
         if let Some(link) = link {
             // Other programs have the same addresses, and other ports.
             (settings.loop_back, settings.ephemeral_ports) = (false, link.block().into_inner());
+            settings.switch_addresses = link.addresses().others();
         }
         let seed = EngineSeed {
             config: settings,

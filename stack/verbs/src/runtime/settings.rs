@@ -21,6 +21,7 @@ pub(crate) fn engine_config(
             .map(|own| uwarp_engine::InterfaceAddress { address: own.address, prefix_length: own.prefix })
             .collect(),
         loop_back: true,
+        switch_addresses: Vec::new(),
         gateway: config.gateway,
         gateway6: config.gateway6,
         duplicate_address_detection: config.duplicate_address_detection,

@@ -69,7 +69,7 @@ impl Switch {
         let Some(Uplink { mac, .. }) = self.uplink else { return Vec::new() };
         let reply = &mut self.reply;
         let mut frames = Vec::new();
-        for own in self.addresses.iter() {
+        for own in self.networks.own() {
             if reply.announce(mac, own) {
                 frames.push(reply.octets().to_vec());
             }
@@ -178,7 +178,7 @@ impl Switch {
         target: Ipv6Addr,
     ) -> Result<Verdict, DropReason> {
         let route = &icmp.route;
-        let own = self.addresses.first(false);
+        let own = self.networks.first(from, false);
         let Some(own) = own.filter(|_| !route.source.is_unspecified()) else { return Ok(Verdict::Drop) };
         let (to, destination) = match route.destination_mac.is_unicast() {
             true => (route.destination_mac, target),
@@ -227,7 +227,7 @@ impl Switch {
         if !self.is_shared(segment.destination) {
             return Ok(Verdict::Drop);
         }
-        let Some(to) = self.ports.owner(segment.destination, segment.destination_port) else {
+        let Some(to) = self.networks.owner(segment.destination, segment.destination_port) else {
             return self.reset_outside(octets);
         };
         if segment.flags & RARE != 0 {
@@ -353,7 +353,7 @@ impl Switch {
         if self.is_shared(route.source) || !is_host(route.source) {
             return Err(DropReason::SourceAddress);
         }
-        match self.ports.owner(flow.local, flow.local_port) {
+        match self.networks.owner(flow.local, flow.local_port) {
             Some(to)
                 if self.is_shared(flow.local) && flow.local == route.destination && !self.is_shared(flow.remote) =>
             {

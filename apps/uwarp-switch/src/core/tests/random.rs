@@ -18,7 +18,7 @@ impl Choices {
             5 => self.0.u16(..),
             _ => {
                 let client = client(self.below(4));
-                let block = switch.ports().block(client);
+                let block = switch.networks().block(client);
                 block.map_or(1, |block| block.start() + self.0.u16(..3))
             }
         }
@@ -32,7 +32,7 @@ impl Choices {
     /// A segment that is right but for a few octets.
     fn frame(&mut self, switch: &Switch, from: ClientId) -> Vec<u8> {
         let from = if self.below(8) == 0 { self.below(4) } else { from.place() };
-        let own = switch.ports().block(client(from)).map(|block| block.start() + self.0.u16(..2));
+        let own = switch.networks().block(client(from)).map(|block| block.start() + self.0.u16(..2));
         let source = own.filter(|_| self.below(4) > 0).unwrap_or_else(|| self.port(switch));
         let mut segment = Segment::new(from, (source, self.port(switch)));
         let address = if self.0.bool() { V4 } else { V6 };
@@ -81,20 +81,20 @@ fn no_frame_passes_in_anothers_name_whatever_comes() {
         for _ in 0..300 {
             let from = client(choices.below(4));
             match choices.below(16) {
-                0 | 1 => drop(switch.enter(from, mac(from))),
+                0 | 1 => drop(switch.enter(from, NetworkId::OWN, mac(from))),
                 2 => {
                     for probe in switch.leave(from) {
                         assert_ne!(probe.to, from);
                         assert!(matches!(classify(&probe.frame, probe.frame.len()), Ok(Frame::Tcp(_))));
                     }
-                    let has = |address: IpAddr, port| switch.ports().owner(address.into(), port) == Some(from);
+                    let has = |address: IpAddr, port| switch.networks().owner(address.into(), port) == Some(from);
                     assert!((0..=u16::MAX).step_by(31).all(|port| !has(V4, port) && !has(V6, port)));
                 }
                 3 => {
                     let wish = choices.port(&switch);
                     let address = choices.address();
                     if switch.reserve(from, wish, address).is_ok() {
-                        assert_eq!(switch.ports().owner(address.unwrap_or(V4).into(), wish), Some(from));
+                        assert_eq!(switch.networks().owner(address.unwrap_or(V4).into(), wish), Some(from));
                     }
                 }
                 4 => {
@@ -112,7 +112,7 @@ fn no_frame_passes_in_anothers_name_whatever_comes() {
                             assert_eq!(frame[12..], before[12..]);
                             if tcp_len > 0 {
                                 let (source, destination) = ports(&frame);
-                                let owner = |port| switch.ports().owner(address(&frame).into(), port);
+                                let owner = |port| switch.networks().owner(address(&frame).into(), port);
                                 assert_eq!((owner(source), owner(destination)), (Some(from), Some(to)));
                             }
                         }

@@ -254,7 +254,7 @@ fn what_no_client_has_asked_for_is_not_followed() {
     assert_eq!(switch.followed_outside(), 1);
     assert_eq!(switch.leave(client(0)).len(), 1);
     // The next one in this place has asked for nothing.
-    switch.enter(client(0), mac(client(0))).expect("the place is free");
+    switch.enter(client(0), NetworkId::OWN, mac(client(0))).expect("the place is free");
     let own = first_port(&switch, 0);
     accept(&mut switch, (7, own));
     assert_eq!(switch.followed_outside(), 0);
@@ -525,14 +525,14 @@ fn nothing_passes_the_uplink_in_anothers_name_whatever_comes() {
                     let segment = segment.expect("only segments leave, where nobody pings");
                     assert_eq!((&before[6..12], &frame[6..12]), (&mac(from)[..], &UPLINK[..]));
                     assert!(frame[0] & 1 == 0 && frame[..6] == before[..6]);
-                    assert_eq!(switch.ports().owner(V4.into(), segment.source_port), Some(from));
+                    assert_eq!(switch.networks().owner(V4.into(), segment.source_port), Some(from));
                     assert!([V4.into(), V6.into()].contains(&segment.source));
                 }
                 Verdict::Forward { to, .. } if from == ClientId::UPLINK => {
                     within += 1;
                     let segment = segment.expect("no ICMP errors are made");
                     assert_eq!((&before[..6], &frame[..6]), (&UPLINK[..], &mac(to)[..]));
-                    assert_eq!(switch.ports().owner(V4.into(), segment.destination_port), Some(to));
+                    assert_eq!(switch.networks().owner(V4.into(), segment.destination_port), Some(to));
                     assert!(![V4.into(), V6.into()].contains(&segment.source));
                     assert_eq!(frame[6..], before[6..]);
                 }

@@ -24,23 +24,46 @@ pub(super) struct Names {
     pub(super) owners: Owners,
     /// The client's own number.
     pub(super) number: u16,
+    /// The client's own network.
+    pub(super) network: u8,
     pub(super) mac: [u8; 6],
     pub(super) switch_mac: [u8; 6],
-    /// The addresses that all clients have.
-    pub(super) addresses: Vec<IpAddress>,
+    /// The addresses on the switch, each with its network.
+    pub(super) addresses: Vec<(IpAddress, u8)>,
 }
 
 impl Names {
-    /// Whether a frame is a peer's own: a segment from a shared address and a port of the peer that begins no
-    /// connection. Then it gets the hardware addresses that the switch would give it.
+    /// The network that an address on the switch is of.
+    #[inline]
+    fn network_of(&self, address: IpAddress) -> Option<u8> {
+        self.addresses.iter().find(|(own, _)| *own == address).map(|(_, network)| *network)
+    }
+
+    /// The one client to which a segment to the switch goes.
+    #[inline]
+    pub(super) fn receiver(&self, frame: &[u8], segment: &Segment) -> Option<u16> {
+        let is_at_home = self.addresses.iter().all(|(_, network)| *network == self.network);
+        let network = if is_at_home { self.network } else { self.network_of(destination(frame, segment)?)? };
+        match self.owners.get(network, segment.destination_port) {
+            Owner::One(peer) => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// Whether a port is the client's and no other's of its network.
+    #[inline]
+    pub(super) fn is_own(&self, port: u16) -> bool {
+        self.owners.get(self.network, port) == Owner::One(self.number)
+    }
+
+    /// Whether a frame is a peer's own: a segment from an address of the peer's network and a port of the peer that
+    /// begins no connection. Then it gets the hardware addresses that the switch would give it.
     #[inline]
     pub(super) fn is_from(&self, peer: u16, frame: &mut HeapBuffer) -> bool {
         let Some(segment) = segment(frame.data()) else { return false };
-        let owner = self.owners.get(segment.source_port);
-        if owner != Owner::One(peer) && owner != Owner::Past(peer)
-            || segment.flags & SYN != 0
-            || !self.addresses.contains(&segment.source)
-        {
+        let Some(network) = self.network_of(segment.source) else { return false };
+        let owner = self.owners.get(network, segment.source_port);
+        if owner != Owner::One(peer) && owner != Owner::Past(peer) || segment.flags & SYN != 0 {
             return false;
         }
         let start = frame.start();
@@ -101,6 +124,17 @@ pub(super) struct Segment {
 #[inline(always)]
 fn word(octets: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([octets[at], octets[at + 1]])
+}
+
+/// The destination of a segment that was read from a frame.
+#[cold]
+fn destination(frame: &[u8], segment: &Segment) -> Option<IpAddress> {
+    if segment.source.is_ipv4() {
+        let octets: [u8; 4] = *frame.get(30..)?.first_chunk()?;
+        return Some(IpAddress::from_ipv4_bits(u32::from_be_bytes(octets)));
+    }
+    let octets: [u8; 16] = *frame.get(38..)?.first_chunk()?;
+    Some(std::net::Ipv6Addr::from(octets).into())
 }
 
 /// Reads a segment without IP options and fragments.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crossbeam::channel::Receiver;
 use rustix::event::epoll;
 use uwarp_ring::Notifier;
-use uwarp_ring::cable::{CableEnd, LANE_OCTETS, OWNER_NUMBERS, Owner, Owners};
+use uwarp_ring::cable::{CableEnd, LANE_OCTETS, OWNER_NUMBERS, Owners};
 use uwarp_wire::address::IpAddress;
 use uwarp_wire::ethernet;
 use uwarp_wire::tcp::TcpFlags;
@@ -35,8 +35,8 @@ pub enum CableNews {
         /// The peer's number.
         peer: u16,
     },
-    /// All clients have these addresses now.
-    Addresses(Vec<IpAddr>),
+    /// These are the addresses on the switch now, each with the number of its network.
+    Addresses(Vec<(IpAddr, u8)>),
 }
 
 /// What a port is made from.
@@ -48,12 +48,14 @@ pub struct SwitchedOptions {
     pub owners: Owners,
     /// The client's own number among these.
     pub number: u16,
+    /// The number of its network: the clients of one have the same addresses.
+    pub network: u8,
     /// Its hardware address.
     pub mac: [u8; 6],
     /// The hardware address of the switch, to which all frames for clients go.
     pub switch_mac: [u8; 6],
-    /// The addresses that all clients have.
-    pub addresses: Vec<IpAddr>,
+    /// The addresses on the switch, each with the number of its network.
+    pub addresses: Vec<(IpAddr, u8)>,
     /// Largest IP packet between a client and the switch.
     pub mtu: u16,
     /// Buffers for frames that were received.
@@ -103,6 +105,10 @@ pub struct SwitchedPort {
     capabilities: Capabilities,
 }
 
+fn located(addresses: Vec<(IpAddr, u8)>) -> Vec<(IpAddress, u8)> {
+    addresses.into_iter().map(|(address, network)| (address.into(), network)).collect()
+}
+
 impl SwitchedPort {
     /// The port.
     ///
@@ -125,9 +131,10 @@ impl SwitchedPort {
             names: Names {
                 owners: options.owners,
                 number: options.number,
+                network: options.network,
                 mac: options.mac,
                 switch_mac: options.switch_mac,
-                addresses: options.addresses.into_iter().map(IpAddress::from).collect(),
+                addresses: located(options.addresses),
             },
             news: options.news,
             told: options.told,
@@ -159,7 +166,7 @@ impl SwitchedPort {
                     }
                 }
                 CableNews::Addresses(addresses) => {
-                    self.names.addresses = addresses.into_iter().map(IpAddress::from).collect();
+                    self.names.addresses = located(addresses);
                 }
             }
         }
@@ -205,11 +212,10 @@ impl SwitchedPort {
             }
             return None;
         }
-        let Owner::One(peer) = self.names.owners.get(segment.destination_port) else { return None };
+        let peer = self.names.receiver(frame, &segment)?;
         let index = usize::from(*self.indexes.get(usize::from(peer))?).checked_sub(1)?;
         // The peer believes no other.
-        let is_own = self.names.owners.get(segment.source_port) == Owner::One(self.names.number);
-        if !is_own || !self.peers[index].line.end.sender.is_attended() {
+        if !self.names.is_own(segment.source_port) || !self.peers[index].line.end.sender.is_attended() {
             return None;
         }
         if segment.flags & RARE != 0 || !self.openings.ports.is_empty() {

@@ -1,4 +1,4 @@
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crossbeam::channel::{Sender, unbounded};
 use uwarp_ring::cable::{Cable, OwnerTable};
@@ -38,7 +38,7 @@ fn cable() -> (CableEnd, CableEnd) {
 fn rig() -> Rig {
     let (table, (news, heard)) = (OwnerTable::new().unwrap(), unbounded());
     for (number, port) in [OWN, PEER, OTHER].into_iter().enumerate() {
-        table.set(port, Owner::One(number as u16));
+        table.set(0, port, Owner::One(number as u16));
     }
     let (near, switch) = cable();
     let mut port = SwitchedPort::new(SwitchedOptions {
@@ -47,7 +47,8 @@ fn rig() -> Rig {
         number: 0,
         mac: [2, 0, 0, 0, 0, 1],
         switch_mac: SWITCH,
-        addresses: vec![HOST.into()],
+        network: 0,
+        addresses: vec![(HOST.into(), 0)],
         mtu: 1500,
         receive_buffers: 64,
         transmit_buffers: 64,
@@ -67,14 +68,15 @@ fn rig() -> Rig {
 
 /// A segment with `payload` octets.
 fn segment(ports: (u16, u16), flags: TcpFlags, payload: usize) -> Vec<u8> {
-    segment_from(HOST, ports, flags, payload)
+    between(HOST.into(), HOST.into(), ports, flags, payload)
 }
 
-fn segment_from(source: Ipv4Addr, ports: (u16, u16), flags: TcpFlags, payload: usize) -> Vec<u8> {
+fn between(source: IpAddr, destination: IpAddr, ports: (u16, u16), flags: TcpFlags, payload: usize) -> Vec<u8> {
     let mut header = TcpHeader::new(flags);
     (header.source_port, header.destination_port) = ports;
     header.sequence = SeqNumber(1000);
-    let path = Path::new(EthernetAddress([2, 0, 0, 0, 0, 1]), EthernetAddress(SWITCH), source.into(), HOST.into());
+    let macs = [[2, 0, 0, 0, 0, 1], SWITCH].map(EthernetAddress);
+    let path = Path::new(macs[0], macs[1], source.into(), destination.into());
     let mut frame = vec![7; 128 + payload];
     let sum = uwarp_wire::checksum::sum(&frame[128..]);
     let checksum = TcpChecksum::Full { payload_sum: sum };
@@ -139,7 +141,7 @@ fn segments_go_by_the_cable_of_their_peer_and_all_else_by_the_switch() {
 fn a_peer_that_does_not_attend_yet_or_has_gone_is_reached_by_the_switch() {
     let mut rig = rig();
     let frame = segment((OWN, STRANGE), TcpFlags::ACK, 10);
-    rig.table.set(STRANGE, Owner::One(7));
+    rig.table.set(0, STRANGE, Owner::One(7));
     let (near, mut far) = cable();
     rig.news.send(CableNews::Plugged { peer: 7, end: near }).unwrap();
     rig.received();
@@ -151,7 +153,7 @@ fn a_peer_that_does_not_attend_yet_or_has_gone_is_reached_by_the_switch() {
     // What it sent last is received, and then there is no cable any more.
     let last = segment((STRANGE, OWN), TcpFlags::ACK, 20);
     assert!(far.sender.send(&last, true));
-    rig.table.set(STRANGE, Owner::Past(7));
+    rig.table.set(0, STRANGE, Owner::Past(7));
     rig.news.send(CableNews::Unplugged { peer: 7 }).unwrap();
     assert_eq!(rig.received()[0][14..], last[14..]);
     rig.received();
@@ -226,10 +228,41 @@ fn the_switch_gets_complete_ip_headers_also_behind_what_waits_for_room() {
 }
 
 #[test]
+fn a_port_is_one_clients_in_each_network() {
+    const FAR: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 2);
+    const FARTHER: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, 2);
+    let mut rig = rig();
+    let ack = TcpFlags::ACK;
+    // The second peer is of another network, and has the first one's port there.
+    rig.table.set(3, PEER, Owner::One(2));
+    let addresses = vec![(HOST.into(), 0), (FAR.into(), 3), (FARTHER.into(), 3)];
+    rig.news.send(CableNews::Addresses(addresses)).unwrap();
+    rig.received();
+    for (index, source) in [(0, HOST.into()), (1, FAR.into()), (1, FARTHER.into())] {
+        let mut good = between(source, source, (PEER, OWN), ack, 10);
+        for (peer, expected) in [(1 - index, Vec::new()), (index, good.clone())] {
+            assert!(rig.peers[peer].sender.send(&good, true));
+            let received = rig.received();
+            let payload = |frame: &[u8]| frame.get(12..).map(<[u8]>::to_vec);
+            assert_eq!(payload(&received[0]), payload(&expected), "{source}");
+        }
+        // To each of the two by its address.
+        good = between(if source.is_ipv4() { HOST.into() } else { source }, source, (OWN, PEER), ack, 10);
+        rig.send(&good, TransmitChecksums::default());
+        assert_eq!(taken(&mut rig.peers[index]), [good], "{source}");
+        assert!(taken(&mut rig.peers[1 - index]).is_empty() && taken(&mut rig.switch).is_empty());
+    }
+    // Nobody has the address.
+    let strange = between(HOST.into(), Ipv4Addr::new(10, 8, 0, 3).into(), (OWN, PEER), ack, 10);
+    rig.send(&strange, TransmitChecksums::default());
+    assert_eq!(taken(&mut rig.switch), [strange]);
+}
+
+#[test]
 fn nothing_in_anothers_name_comes_from_a_peer() {
     let mut rig = rig();
     let ack = TcpFlags::ACK;
-    rig.table.set(STRANGE, Owner::Several);
+    rig.table.set(0, STRANGE, Owner::Several);
     let bad = [
         segment((OTHER, OWN), ack, 10),
         segment((OWN, OWN), ack, 10),
@@ -237,7 +270,7 @@ fn nothing_in_anothers_name_comes_from_a_peer() {
         segment((1, OWN), ack, 10),
         segment((PEER, OWN), TcpFlags::SYN, 0),
         segment((PEER, OWN), TcpFlags::SYN | ack, 0),
-        segment_from(Ipv4Addr::new(10, 0, 0, 9), (PEER, OWN), ack, 10),
+        between(Ipv4Addr::new(10, 0, 0, 9).into(), HOST.into(), (PEER, OWN), ack, 10),
         vec![1; 60],
         vec![1; 5],
     ];

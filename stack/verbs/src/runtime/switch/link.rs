@@ -1,6 +1,7 @@
 //! A context's connection to its switch.
 
-use super::protocol::{self, Answer, Namespace, Offer, Refusal, Request, VERSION, Welcome};
+use super::host::host_addresses;
+use super::protocol::{self, Answer, Guest, Located, Namespace, Offer, Refusal, Request, VERSION, Welcome};
 use crate::config::{Config, InterfaceAddress, MacAddress, Neighbour};
 use crate::error::Error;
 use crate::runtime::lock::lock;
@@ -47,19 +48,47 @@ pub(crate) struct Link {
     welcome: Welcome,
     /// The owner of each port.
     owners: Owners,
-    /// The addresses that the context has now.
-    addresses: Mutex<Vec<InterfaceAddress>>,
-    /// Other addresses that the switch offers, until the engines have been told.
-    new_addresses: Mutex<Option<Vec<InterfaceAddress>>>,
+    /// The addresses of now.
+    addresses: Mutex<Addresses>,
+    /// Other addresses that the switch announces, until the engines have been told.
+    new_addresses: Mutex<Option<Addresses>>,
     /// What the engine's port has to know.
     news: Sender<CableNews>,
     /// Wakes the engine for it.
     told: Arc<Notifier>,
 }
 
+/// The addresses on the switch.
+#[derive(Clone, Debug)]
+pub(crate) struct Addresses {
+    /// The context's own.
+    pub(crate) own: Vec<InterfaceAddress>,
+    /// The number of its network.
+    network: u8,
+    /// All of them.
+    located: Vec<Located>,
+}
+
+impl Addresses {
+    /// Those of other networks.
+    pub(crate) fn others(&self) -> Vec<IpAddr> {
+        let others = self.located.iter().filter(|located| located.network != self.network);
+        others.map(|located| located.address).collect()
+    }
+
+    /// All, as the port takes them.
+    fn for_port(&self) -> Vec<(IpAddr, u8)> {
+        self.located.iter().map(|located| (located.address, located.network)).collect()
+    }
+
+    fn network_of(&self, address: IpAddr) -> Option<u8> {
+        self.located.iter().find(|located| located.address == address).map(|located| located.network)
+    }
+}
+
 /// What the switch says without being asked.
 enum News {
-    Changed(Offer),
+    Changed(Offer, Vec<Located>),
     Plugged { peer: u16, plug: Option<Plug> },
     Unplugged { peer: u16 },
 }
@@ -73,7 +102,7 @@ enum Said {
 impl Said {
     fn of((answer, descriptors): (Answer, Vec<OwnedFd>)) -> Said {
         match answer {
-            Answer::Changed(offer) => Said::News(News::Changed(offer)),
+            Answer::Changed { offer, located } => Said::News(News::Changed(offer, located)),
             Answer::Plugged { peer, first } => {
                 let side = if first { Side::First } else { Side::Second };
                 let plug = descriptors.try_into().ok().map(|descriptors| Plug::from_parts(side, descriptors));
@@ -148,31 +177,43 @@ fn unexpected(path: &Path, answer: Answer) -> Error {
     }
 }
 
-/// What a switch offers.
-fn offer(path: &Path) -> Result<Offer, Error> {
-    let socket = connect(path)?;
-    match ask(path, &socket, &Request::Offer { version: VERSION }, |_| ())? {
-        (Answer::Offer(offer), _) => Ok(offer),
-        (other, _) => Err(unexpected(path, other)),
+/// What a switch offers to this thread: its own addresses, or to a guest the guest's.
+fn offer(path: &Path, socket: &OwnedFd) -> Result<(Offer, Option<Guest>), Error> {
+    let mut offer = match ask(path, socket, &Request::Offer { version: VERSION }, |_| ())? {
+        (Answer::Offer(offer), _) => offer,
+        (other, _) => return Err(unexpected(path, other)),
+    };
+    let guest = foreigner(&offer).map(|namespace| Guest { namespace, addresses: host_addresses().unwrap_or_default() });
+    let guest = guest.filter(|guest| !guest.addresses.is_empty());
+    if let Some(guest) = &guest {
+        offer.addresses.clone_from(&guest.addresses);
     }
+    Ok((offer, guest))
 }
 
-/// Whether the addresses of a switch are those of another network namespace than this thread's. Others that were
-/// chosen for it are anybody's, and a switch that does not say is asked when the program joins it.
+/// This thread's network namespace, if the addresses of a switch are those of another one. Others that were chosen for
+/// it are anybody's.
+fn foreigner(offer: &Offer) -> Option<Namespace> {
+    Namespace::own().filter(|own| offer.namespace.is_some_and(|theirs| theirs != *own))
+}
+
+/// Whether a program of this thread's network namespace would appear on a network that it does not see: the switch is
+/// another namespace's, and there is no address to bring along. A switch that does not say is asked when the program
+/// joins it.
 pub(super) fn is_of_another_network(path: &Path) -> bool {
-    let namespace = offer(path).ok().and_then(|offer| offer.namespace);
-    namespace.zip(Namespace::own()).is_some_and(|(theirs, own)| theirs != own)
+    let offer = connect(path).and_then(|socket| offer(path, &socket));
+    offer.is_ok_and(|(offer, guest)| guest.is_none() && foreigner(&offer).is_some())
 }
 
-/// Fills in what all clients of the configured switch have in common: the addresses and the MTU.
+/// Fills in what all clients of the context's network have in common: the addresses and the MTU.
 ///
 /// # Errors
 /// [`Error::Switch`] if there is no switch.
 pub(crate) fn resolve(mut config: Config) -> Result<Config, Error> {
     let Some(path) = config.switch.clone() else { return Ok(config) };
-    let offer = offer(&path)?;
+    let (offer, guest) = offer(&path, &connect(&path)?)?;
     apply(&mut config, &path, &offer)?;
-    if offer.namespace.zip(Namespace::own()).is_some_and(|(theirs, own)| theirs != own) {
+    if guest.is_none() && foreigner(&offer).is_some() {
         tracing::warn!(switch = %path.display(), address = %config.address, "the switch is another network namespace's");
     }
     Ok(config)
@@ -201,7 +242,8 @@ pub(crate) fn join(
     let socket = connect(&path)?;
     let program = std::env::current_exe().ok();
     let program = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-    let join = Request::Join { version: VERSION, program: program.unwrap_or_default() };
+    let (_, guest) = offer(&path, &socket)?;
+    let join = Request::Join { version: VERSION, program: program.unwrap_or_default(), guest };
     let (welcome, descriptors) = match ask(&path, &socket, &join, |_| ())? {
         (Answer::Welcome(welcome), descriptors) => (welcome, descriptors),
         (other, _) => return Err(unexpected(&path, other)),
@@ -215,10 +257,11 @@ pub(crate) fn join(
         return Err(failed(&path, "its MTU has changed since this context was made: make a new one"));
     }
     tracing::info!(switch = %path.display(), place = welcome.place, address = %config.address, "has joined a switch");
+    let addresses =
+        Addresses { own: welcome.offer.addresses.clone(), network: welcome.network, located: welcome.located.clone() };
     // Nobody is asked for these.
-    let neighbours: Vec<_> =
-        config.addresses().map(|own| Neighbour { address: own.address, mac: welcome.switch_mac }).collect();
-    config.neighbours = neighbours;
+    let on_switch = addresses.located.iter().map(|located| located.address);
+    config.neighbours = on_switch.map(|address| Neighbour { address, mac: welcome.switch_mac }).collect();
     let notifier = || Notifier::new().map(Arc::new).map_err(Error::system("no event file descriptor for the switch"));
     let (unused, told) = (notifier()?, notifier()?);
     let (news, heard) = unbounded();
@@ -228,9 +271,10 @@ pub(crate) fn join(
             switch,
             owners: Owners::map(&owners)?,
             number: welcome.number,
+            network: welcome.network,
             mac: welcome.mac.0,
             switch_mac: welcome.switch_mac.0,
-            addresses: config.addresses().map(|own| own.address).collect(),
+            addresses: addresses.for_port(),
             mtu: config.mtu,
             receive_buffers: config.buffers.receive as usize,
             transmit_buffers: config.buffers.transmit as usize,
@@ -242,7 +286,7 @@ pub(crate) fn join(
     let owners = Owners::map(&owners).map_err(Error::system("the memory of the switch cannot be used"))?;
     ports.notify_unused(Arc::clone(&unused));
     let (asking, state, ports) = (Mutex::default(), AtomicU8::new(OPEN), Arc::clone(ports));
-    let (addresses, new_addresses) = (Mutex::new(welcome.offer.addresses.clone()), Mutex::new(None));
+    let (addresses, new_addresses) = (Mutex::new(addresses), Mutex::new(None));
     let link =
         Link { path, socket, asking, ports, unused, state, welcome, owners, addresses, new_addresses, news, told };
     Ok(Some((Arc::new(link), port)))
@@ -259,9 +303,11 @@ impl Link {
         self.welcome.place
     }
 
-    /// Whether one client, and no other, has both ports.
-    pub(crate) fn have_one_owner(&self, one: u16, other: u16) -> bool {
-        matches!((self.owners.get(one), self.owners.get(other)), (Owner::One(one), Owner::One(other)) if one == other)
+    /// Whether one client, and no other, has both ports of an address; `None` if it is not on the switch.
+    pub(crate) fn have_one_owner(&self, address: IpAddr, ports: [u16; 2]) -> Option<bool> {
+        let network = lock(&self.addresses).network_of(address)?;
+        let [one, other] = ports.map(|port| self.owners.get(network, port));
+        Some(matches!(one, Owner::One(_)) && one == other)
     }
 
     /// The end of the switch, if that was it.
@@ -285,12 +331,13 @@ impl Link {
     /// Passes on what the switch has said without being asked.
     fn note(&self, news: News) {
         match news {
-            News::Changed(offer) if !offer.addresses.is_empty() => {
-                self.tell(CableNews::Addresses(offer.addresses.iter().map(|own| own.address).collect()));
-                *lock(&self.new_addresses) = Some(offer.addresses);
+            News::Changed(offer, located) if !offer.addresses.is_empty() => {
+                let addresses = Addresses { own: offer.addresses, network: self.welcome.network, located };
+                self.tell(CableNews::Addresses(addresses.for_port()));
+                *lock(&self.new_addresses) = Some(addresses);
                 self.unused.fire();
             }
-            News::Changed(_) => {}
+            News::Changed(..) => {}
             News::Plugged { peer, plug } => match plug.map(Plug::connect) {
                 Some(Ok(end)) => self.tell(CableNews::Plugged { peer, end }),
                 // The other client does not send by a cable to which nobody attends.
@@ -326,9 +373,14 @@ impl Link {
         }
     }
 
-    /// The addresses that the context has now.
-    pub(crate) fn addresses(&self) -> Vec<InterfaceAddress> {
+    /// The addresses of now.
+    pub(crate) fn addresses(&self) -> Addresses {
         lock(&self.addresses).clone()
+    }
+
+    /// Whether programs on the switch have an address.
+    pub(crate) fn is_on_switch(&self, address: IpAddr) -> bool {
+        lock(&self.addresses).network_of(address).is_some()
     }
 
     fn cause(&self) -> &'static str {
@@ -359,7 +411,7 @@ impl Link {
 
     /// Gives ports back when their last connections have ended, and calls `changed` with new addresses. Returns when
     /// the connection to the switch is over.
-    fn serve_until_end(&self, changed: impl Fn(&[InterfaceAddress], MacAddress)) {
+    fn serve_until_end(&self, changed: impl Fn(&Addresses, MacAddress)) {
         loop {
             self.release_unused();
             let new_addresses = lock(&self.new_addresses).take();
@@ -434,7 +486,7 @@ impl Watcher {
     /// Starts the thread, which calls `changed` with new addresses and the switch's MAC address, and `lost` if the
     /// switch ends before the context closes.
     pub(crate) fn start(
-        changed: impl Fn(&[InterfaceAddress], MacAddress) + Send + 'static,
+        changed: impl Fn(&Addresses, MacAddress) + Send + 'static,
         lost: impl FnOnce(&str) + Send + 'static,
     ) -> Result<Watcher, Error> {
         let (sender, receiver) = bounded::<Arc<Link>>(1);

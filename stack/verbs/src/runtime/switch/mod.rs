@@ -4,10 +4,12 @@
 //! ([`Config::switch`](crate::Config#structfield.switch)), and leaves it when it closes.
 
 mod environment;
+mod host;
 mod link;
 pub mod protocol;
 
-pub(crate) use link::{Link, ReservedPort, Watcher, join, resolve};
+pub use host::host_addresses;
+pub(crate) use link::{Addresses, Link, ReservedPort, Watcher, join, resolve};
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +40,8 @@ pub fn default_sockets() -> Vec<PathBuf> {
 }
 
 /// The first of the default sockets at which a switch listens. One with the addresses of another network namespace is
-/// passed over with a warning: its clients would appear on a network that their programs do not see.
+/// passed over with a warning if there is no address in this one: its clients would appear on a network that their
+/// programs do not see.
 pub fn find() -> Option<PathBuf> {
     default_sockets().into_iter().filter(|path| is_served(path)).find(|path| {
         let is_foreign = link::is_of_another_network(path);

@@ -22,7 +22,7 @@ use std::path::Path;
 
 /// Version of these messages. A switch serves clients of its own version only. Of each version are the fields `request`
 /// and `version` of the first request, and [`Answer::Refused`], so that either side learns the other's.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Most octets of a message: the longest says which ports 30 clients have.
 pub const LONGEST: usize = 128 << 10;
 
@@ -41,12 +41,15 @@ pub enum Request {
         version: u32,
         /// The program's name, for people.
         program: String,
+        /// Of a program in another network namespace than the switch's: the addresses that it wants to have there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guest: Option<Guest>,
     },
     /// A TCP port outside the client's block, or one that it listens on.
     Reserve {
         /// The port.
         port: u16,
-        /// The shared address; none: all.
+        /// An address of the client's network; none: all.
         address: Option<IpAddr>,
     },
     /// Gives such a port back.
@@ -83,8 +86,13 @@ pub enum Answer {
     Delivered,
     /// To [`Request::Status`].
     Status(Status),
-    /// To no request: what a client that has joined was offered is this now. Only addresses change.
-    Changed(Offer),
+    /// To no request: the addresses on the switch have changed.
+    Changed {
+        /// What the client is offered now. Only its addresses change.
+        offer: Offer,
+        /// All addresses on the switch.
+        located: Vec<Located>,
+    },
     /// To no request: there is a cable to another client. Its [`Plug`](uwarp_ring::cable::Plug) comes along.
     Plugged {
         /// The other client's number.
@@ -120,6 +128,8 @@ pub enum Refusal {
     Protocol,
     /// There are as many clients as the switch can have, or as the user may have.
     Full,
+    /// Another network namespace has one of the addresses, or the user may not have it.
+    Address,
     /// Somebody owns the port.
     PortTaken,
     /// The client has too many ports, or the port is kept for others.
@@ -128,10 +138,28 @@ pub enum Refusal {
     Failed,
 }
 
-/// What all clients of a switch have in common.
+/// A network namespace whose programs join the switch of another one, with their own addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guest {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// Its addresses, at least one.
+    pub addresses: Vec<InterfaceAddress>,
+}
+
+/// An address on a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Located {
+    /// The address.
+    pub address: IpAddr,
+    /// The number of its network in the tables of ports. Clients of one network have the same addresses.
+    pub network: u8,
+}
+
+/// What all clients of a network have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
-    /// The shared addresses, at least one.
+    /// The network's addresses, at least one.
     pub addresses: Vec<InterfaceAddress>,
     /// Largest IP packet.
     pub mtu: u16,
@@ -163,6 +191,10 @@ impl Namespace {
 pub struct Welcome {
     /// Addresses and MTU.
     pub offer: Offer,
+    /// The number of the client's network.
+    pub network: u8,
+    /// All addresses on the switch.
+    pub located: Vec<Located>,
     /// Number of the place.
     pub place: u8,
     /// The client's number in the table of ports. Later clients at the same place have others.
@@ -223,6 +255,9 @@ pub struct ClientStatus {
     pub uid: u32,
     /// The program's name, as it says.
     pub program: String,
+    /// The addresses of its network, if that is another one than the switch's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
     /// First and last port of its block.
     pub ports: (u16, u16),
     /// The ports that it has reserved: those that it listens on, and those outside its block.
@@ -384,6 +419,8 @@ mod tests {
         };
         let welcome = Answer::Welcome(Welcome {
             offer,
+            network: 0,
+            located: vec![Located { address: [10, 0, 0, 1].into(), network: 0 }],
             place: 3,
             number: 7,
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
@@ -436,7 +473,7 @@ mod tests {
         for (text, expected) in [
             ("{\"request\":\"offer\",\"version\":1}", Received::OtherVersion(1)),
             ("{\"request\":\"join\",\"version\":99,\"program\":\"p\",\"new\":[1]}", Received::OtherVersion(99)),
-            ("{\"request\":\"unheard-of\",\"version\":4}", Received::OtherVersion(4)),
+            ("{\"request\":\"unheard-of\",\"version\":5}", Received::OtherVersion(5)),
         ] {
             let (here, there) = pair();
             rustix::net::send(&here, text.as_bytes(), SendFlags::empty()).unwrap();
