@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use uwarp_verbs_tests::{Ended, Host, INTERFACE, binaries};
+use uwarp_verbs_tests::{ADDRESS, Ended, Host, INTERFACE, binaries};
 
 /// What UCX asks of the character device.
 const HAS_NODE: &str =
@@ -190,4 +190,21 @@ fn stock_programs_find_the_device_by_its_files() {
     assert!(said.contains("Transport: rc_verbs") && said.contains("Device: uwarp0:1"), "{said}");
     let without = uwarp_run(&host, &["--roce", "--no-sysfs", "ucx_info", "-d"]);
     assert!(!without.succeeded().contains("uwarp0:1"), "UCX finds it without files");
+}
+
+#[test]
+fn ucx_sends_tagged_messages_and_puts_by_the_device_alone() {
+    const PORT: u16 = 13_337;
+    let host = Host::of_ordinary_user("files-ucx");
+    let variables = [("UCX_TLS", "rc_verbs,ud_verbs"), ("UCX_NET_DEVICES", "uwarp0:1")];
+    let run = binaries().join("uwarp-run");
+    let words = [run.to_str().expect("a path"), "--roce", "ucx_perftest"];
+    for test in ["tag_lat", "tag_bw", "ucp_put_bw", "ucp_get"] {
+        let server = host.start_with(&variables, &words);
+        let server = Host::wait_until(server, &words, |server| Host::listens_on_kernels(server, PORT));
+        let client = [&words[..], &[ADDRESS, "-t", test, "-n", "500", "-w", "10", "-s", "9000"]].concat();
+        let client = host.start_with(&variables, &client).wait();
+        assert!(client.succeeded().contains("Final:"), "{test}: {}\n{}", client.output, server.printed());
+        server.wait().succeeded();
+    }
 }
