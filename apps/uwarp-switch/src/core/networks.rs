@@ -60,8 +60,8 @@ pub struct Networks {
     sorted: Vec<(IpAddress, NetworkId)>,
     /// The network of each client. Of a place without a client, it means nothing.
     homes: [NetworkId; MAX_CLIENTS],
-    /// The number of the next client. It does not get its predecessor's, whose segments may be on their way.
-    next_number: u16,
+    /// How many numbers were given. A client does not get its predecessor's, whose segments may be on their way.
+    numbers: usize,
     /// The tables that clients read, if there are any that do.
     published: Option<Arc<OwnerTable>>,
 }
@@ -73,7 +73,7 @@ impl Networks {
             all: [const { None }; MAX_NETWORKS],
             sorted: Vec::new(),
             homes: [NetworkId::OWN; MAX_CLIENTS],
-            next_number: 0,
+            numbers: 0,
             published: None,
         };
         networks.all[0] = Some(Box::default());
@@ -182,14 +182,17 @@ impl Networks {
     /// A number that no client has.
     fn new_number(&mut self) -> u16 {
         loop {
-            let number = self.next_number;
-            self.next_number = (number + 1) % OWNER_NUMBERS as u16;
-            if ClientId::all().all(|client| self.number(client) != Some(number)) {
-                for id in NetworkId::all().filter(|id| self.all[id.index()].is_some()) {
-                    self.published.iter().for_each(|table| table.forget(id.number(), number));
-                }
-                return number;
+            let number = (self.numbers % OWNER_NUMBERS) as u16;
+            let is_new = self.numbers < OWNER_NUMBERS;
+            self.numbers += 1;
+            if ClientId::all().any(|client| self.number(client) == Some(number)) {
+                continue;
             }
+            if let Some(table) = self.published.as_ref().filter(|_| !is_new) {
+                let networks = NetworkId::all().filter(|id| self.all[id.index()].is_some());
+                networks.for_each(|id| table.forget(id.number(), number));
+            }
+            return number;
         }
     }
 

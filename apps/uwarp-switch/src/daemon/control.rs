@@ -26,7 +26,7 @@ use uwarp_ring::cable::{Cable, OwnerTable, Side};
 use super::Options;
 use super::addresses::HostAddresses;
 use super::eal;
-use super::guests::{Guests, Objection};
+use super::guests::{Admission, Guests, Objection};
 use super::listener::Listener;
 use super::pump::{Entry, Pump};
 use super::shares::{self, Users};
@@ -466,7 +466,7 @@ impl Control {
             Ok(admission) => admission,
             Err(objection) => return Ok(Err(self.explain(objection))),
         };
-        let id = admission.id;
+        let (id, namespace) = (admission.id, guest.namespace);
         for ended in &admission.ended {
             // There is nothing to object to in no address.
             let _ = self.pump.set_addresses(*ended, Vec::new())?;
@@ -474,10 +474,11 @@ impl Control {
         if let Some(addresses) = &admission.addresses
             && let Err(error) = self.pump.set_addresses(id, plain(addresses))?
         {
+            self.guests.settle(namespace, Admission { addresses: None, ..admission });
             return Ok(Err(format!("{} cannot be an address of clients, or is one too many", error.0)));
         }
         let is_news = admission.addresses.is_some() || !admission.ended.is_empty();
-        self.guests.settle(guest.namespace, admission);
+        self.guests.settle(namespace, admission);
         if is_news {
             self.tell_addresses();
         }
@@ -487,6 +488,7 @@ impl Control {
     /// Why a guest may not come in, and what helps.
     fn explain(&self, objection: Objection) -> String {
         match objection {
+            Objection::NoHost(address) => format!("{address} cannot be an address of clients"),
             Objection::Forbidden(address) => {
                 format!("this user may not bring the address {address}: start the switch with --allow-address")
             }

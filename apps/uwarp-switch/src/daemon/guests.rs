@@ -55,6 +55,8 @@ pub(super) struct Admission {
 /// Why a guest is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Objection {
+    /// No host can have this address.
+    NoHost(IpAddr),
     /// The user may not bring this address.
     Forbidden(IpAddr),
     /// The switch's own namespace has it.
@@ -100,18 +102,23 @@ impl Guests {
         is_inhabited: impl Fn(NetworkId) -> bool,
     ) -> Result<Admission, Objection> {
         let here = self.households.iter().find(|household| household.namespace == guest.namespace);
-        let mut addresses = here.map(|here| here.addresses.clone()).unwrap_or_default();
+        // Without a program, it may also be another namespace, which has got the number of one that has ended.
+        let kept = here.filter(|here| is_inhabited(here.id));
+        let mut addresses = kept.map(|here| here.addresses.clone()).unwrap_or_default();
         let mut ended = Vec::new();
-        let before = addresses.len();
         for wanted in &guest.addresses {
             let address = wanted.address;
+            if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+                return Err(Objection::NoHost(address));
+            }
             if addresses.iter().any(|known| known.address == address) {
                 continue;
             }
             if own.iter().any(|own| own.address == address) {
                 return Err(Objection::Own(address));
             }
-            if let Some(holder) = self.households.iter().find(|household| household.has(address)) {
+            let mut others = self.households.iter().filter(|other| other.namespace != guest.namespace);
+            if let Some(holder) = others.find(|household| household.has(address)) {
                 if is_inhabited(holder.id) {
                     return Err(Objection::Held(address, holder.id));
                 }
@@ -141,7 +148,7 @@ impl Guests {
                 id
             }
         };
-        let is_changed = here.is_none() || addresses.len() > before;
+        let is_changed = here.is_none_or(|here| here.addresses != addresses);
         Ok(Admission { id, addresses: is_changed.then_some(addresses), ended })
     }
 
@@ -191,7 +198,13 @@ mod tests {
         ] {
             assert_eq!(guests.admit(Some(7), &guest(2, &[address]), &own(), |_| true), Err(objection), "{address}");
         }
-        // Its last program has ended.
+        for address in ["127.0.0.1/8", "::/64", "224.0.0.1/24"] {
+            let objection = guests.admit(Some(7), &guest(3, &["10.8.0.9/24", address]), &own(), |_| false);
+            assert!(matches!(objection, Err(Objection::NoHost(_))), "{address}: {objection:?}");
+        }
+        // Its last program has ended: whoever comes with its number has the addresses of now.
+        let reborn = guests.admit(Some(7), &guest(1, &["10.8.0.3/24"]), &own(), |_| false).unwrap();
+        assert_eq!((reborn.id, reborn.addresses.map(|addresses| addresses.len())), (id, Some(1)));
         let next = guests.admit(Some(7), &guest(2, &["10.8.0.1/24"]), &own(), |_| false).unwrap();
         assert_eq!(next.ended, [id]);
         let next_id = next.id;
