@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context, FaultOptions};
-use uwarp_verbs_device::SHAPE_VARIABLE;
 pub(crate) use uwarp_verbs_device::Shape;
+use uwarp_verbs_device::{DEFAULT_NAME, NAME_VARIABLE, SHAPE_VARIABLE, checked_name};
 
 /// The shape that the environment asks for.
 fn shape() -> Result<Shape, String> {
@@ -22,19 +22,28 @@ fn shape() -> Result<Shape, String> {
         .ok_or_else(|| format!("{SHAPE_VARIABLE} is {name:?}: choose \"iwarp\" or \"roce\""))
 }
 
+/// The device's name, which the environment may choose.
+fn name() -> Result<String, String> {
+    let Some(name) = variable(NAME_VARIABLE) else { return Ok(DEFAULT_NAME.to_owned()) };
+    let checked = name.to_str().and_then(checked_name).map(str::to_owned);
+    checked.ok_or_else(|| format!("{NAME_VARIABLE} is {name:?}: choose at most 63 letters, digits, '-' and '_'"))
+}
+
 /// The context that all objects of this process are made from.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) context: Context,
     pub(crate) shape: Shape,
+    /// The device's name.
+    pub(crate) name: String,
     /// Of its queue pairs.
     pub(crate) polls: Polls,
 }
 
 impl Process {
-    fn new(context: Context, shape: Shape) -> Process {
+    fn new(context: Context, shape: Shape, name: String) -> Process {
         let polls = Polls::new(context.config().limits.queue_pairs);
-        Process { context, shape, polls }
+        Process { context, shape, name, polls }
     }
 }
 
@@ -51,7 +60,11 @@ pub(crate) fn process() -> Result<&'static Process, Errno> {
         .get_or_init(|| {
             log();
             let prepare = |config| Context::prepare(config).map_err(|error| error.to_string());
-            match shape().and_then(|shape| Ok(Process::new(configure().and_then(prepare)?, shape))) {
+            let make = || {
+                let (shape, name) = (shape()?, name()?);
+                Ok::<_, String>(Process::new(configure().and_then(prepare)?, shape, name))
+            };
+            match make() {
                 Ok(process) => Some(process),
                 Err(reason) => {
                     eprintln!("uwarp: no device: {reason}");
@@ -70,7 +83,7 @@ pub(crate) fn is_roce() -> bool {
 
 /// Gives the process a context of the caller's choice. False if it has one.
 pub(crate) fn adopt(context: Context) -> bool {
-    PROCESS.set(Some(Process::new(context, Shape::Iwarp))).is_ok()
+    PROCESS.set(Some(Process::new(context, Shape::Iwarp, DEFAULT_NAME.to_owned()))).is_ok()
 }
 
 /// A key by which events of uwarp name what they are about; nothing else has had it.

@@ -1,8 +1,8 @@
 //! The device as the files of `/sys/class`, in the kernel's formats (`drivers/infiniband/core/sysfs.c`).
 
 use crate::{
-    LANES, NAME, NODE, PART, PARTITION_KEY, PHYSICAL_STATE, PORT_CAPABILITIES, PORT_STATE, REVISION, SPEED, Shape,
-    VENDOR, gids, guid,
+    LANES, NODE, PART, PARTITION_KEY, PHYSICAL_STATE, PORT_CAPABILITIES, PORT_STATE, REVISION, SPEED, Shape, VENDOR,
+    gids, guid,
 };
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -18,6 +18,8 @@ pub const NODE_CLASS: &str = "/sys/class/infiniband_verbs";
 /// What there is to show, at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Face {
+    /// The device's name.
+    pub name: String,
     /// The device's shape.
     pub shape: Shape,
     /// The address of which the device's number is made.
@@ -56,7 +58,7 @@ pub fn files(face: &Face) -> Vec<Entry> {
     let mut files = Files { entries: Vec::new() };
     files.of_device(face);
     files.of_port(face);
-    files.of_node();
+    files.of_node(face);
     files.entries
 }
 
@@ -75,7 +77,7 @@ impl Files {
     }
 
     fn of_device(&mut self, face: &Face) {
-        let folder = format!("{DEVICE_CLASS}/{NAME}");
+        let folder = format!("{DEVICE_CLASS}/{}", face.name);
         let number = grouped(&guid(face.first).to_be_bytes());
         let kind = match face.shape {
             Shape::Roce => "CA",
@@ -85,7 +87,7 @@ impl Files {
         for name in ["node_guid", "sys_image_guid"] {
             self.line(format!("{folder}/{name}"), &number);
         }
-        self.line(format!("{folder}/node_desc"), NAME);
+        self.line(format!("{folder}/node_desc"), &face.name);
         self.line(format!("{folder}/fw_ver"), &face.version);
         self.line(format!("{folder}/hw_rev"), format_args!("{REVISION:x}"));
         for name in ["hca_type", "board_id"] {
@@ -104,7 +106,7 @@ impl Files {
     }
 
     fn of_port(&mut self, face: &Face) {
-        let folder = format!("{DEVICE_CLASS}/{NAME}/ports/1");
+        let folder = format!("{DEVICE_CLASS}/{}/ports/1", face.name);
         self.line(format!("{folder}/state"), format_args!("{PORT_STATE}: ACTIVE"));
         self.line(format!("{folder}/phys_state"), format_args!("{PHYSICAL_STATE}: LinkUp"));
         self.line(format!("{folder}/link_layer"), "Ethernet");
@@ -131,12 +133,12 @@ impl Files {
         }
     }
 
-    fn of_node(&mut self) {
+    fn of_node(&mut self, face: &Face) {
         let folder = format!("{NODE_CLASS}/{NODE}");
         self.line(format!("{NODE_CLASS}/abi_version"), 6);
         self.line(format!("{folder}/abi_version"), 1);
-        self.line(format!("{folder}/ibdev"), NAME);
-        self.put(format!("{folder}/device"), Content::Link(format!("../../infiniband/{NAME}/device")));
+        self.line(format!("{folder}/ibdev"), &face.name);
+        self.put(format!("{folder}/device"), Content::Link(format!("../../infiniband/{}/device", face.name)));
     }
 }
 
@@ -161,10 +163,17 @@ fn rate() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DEFAULT_NAME;
 
     fn face(shape: Shape, interface: Option<&str>) -> Face {
         let addresses = ["10.9.0.1", "fd00::1"].map(|address| (address.parse().unwrap(), interface.map(str::to_owned)));
-        Face { shape, first: addresses[0].0, addresses: addresses.to_vec(), version: "1.2".into() }
+        Face {
+            name: DEFAULT_NAME.to_owned(),
+            shape,
+            first: addresses[0].0,
+            addresses: addresses.to_vec(),
+            version: "1.2".into(),
+        }
     }
 
     fn text(entries: &[Entry], path: &str) -> Option<String> {
@@ -213,5 +222,18 @@ mod tests {
         assert_eq!(count(&half), (2, 0));
         // Its first GID is no address.
         assert_eq!(count(&face(Shape::Iwarp, Some("eth0"))), (3, 0));
+    }
+
+    #[test]
+    fn a_device_of_another_name_has_its_folder_and_names_that_file_a_folder() {
+        let face = Face { name: "rxe_1-a".to_owned(), ..face(Shape::Roce, Some("eth0")) };
+        let entries = files(&face);
+        assert!(entries.iter().all(|entry| !entry.path.to_string_lossy().contains(DEFAULT_NAME)));
+        assert_eq!(text(&entries, "infiniband_verbs/uverbs0/ibdev").as_deref(), Some("rxe_1-a\n"));
+        assert!(text(&entries, "infiniband/rxe_1-a/ports/1/lid").is_some());
+        let long = "x".repeat(64);
+        for name in ["", "a/b", "..", "a b", "\u{e4}", &long] {
+            assert_eq!(crate::checked_name(name), None, "{name}");
+        }
     }
 }

@@ -9,8 +9,10 @@ pub use files::{Content, DEVICE_CLASS, Entry, Face, NODE_CLASS, NODES, files};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// The device's name.
-pub const NAME: &str = "uwarp0";
+/// The device's name, unless the environment has another one.
+pub const DEFAULT_NAME: &str = "uwarp0";
+/// Environment variable with the device's name: see [`checked_name`].
+pub const NAME_VARIABLE: &str = "UWARP_DEVICE_NAME";
 /// The name of its character device in `/dev/infiniband`, as the kernel numbers them. UCX asks for the file.
 pub const NODE: &str = "uverbs0";
 /// Environment variable that names a [`Shape`].
@@ -69,6 +71,12 @@ impl Shape {
             Shape::Iwarp => 0,
         }
     }
+}
+
+/// A name as a device may have it: 1 to 63 letters, digits, `-` and `_`, which also names a file.
+pub fn checked_name(name: &str) -> Option<&str> {
+    let is_usual = |octet: u8| octet.is_ascii_alphanumeric() || matches!(octet, b'-' | b'_');
+    ((1..64).contains(&name.len()) && name.bytes().all(is_usual)).then_some(name)
 }
 
 /// The device's number in the form of an EUI-64, made from its first address: the hardware address is not known before

@@ -185,6 +185,12 @@ fn stock_programs_find_the_device_by_its_files() {
     for part in ["CA 'uwarp0'", "State: Active", "Physical state: LinkUp", "Link layer: Ethernet", "Rate: 25"] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    // By another name, which the library and the files have.
+    let named = |program| uwarp_run(&host, &["--roce", "--device-name", "rxe-7", program]);
+    assert!(named("ibstat").succeeded().contains("CA 'rxe-7'"));
+    assert!(named("ibv_devices").succeeded().contains("rxe-7 "));
+    let refused = uwarp_run(&host, &["--device-name", "a/b", "true"]);
+    assert!(!refused.status.success() && refused.output.contains("letters, digits"), "{}", refused.output);
     let said = uwarp_run(&host, &["--roce", "ucx_info", "-d"]);
     let said = said.succeeded();
     assert!(said.contains("Transport: rc_verbs") && said.contains("Device: uwarp0:1"), "{said}");

@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::OnceLock;
 use uwarp::Context;
-use uwarp_verbs_device::{DEVICE_CLASS, NAME, NODE, NODE_CLASS, Shape};
+use uwarp_verbs_device::{DEFAULT_NAME, DEVICE_CLASS, NODE, NODE_CLASS, Shape};
 
 /// Programs that know drivers look behind the public structure; they find zeroes.
 #[repr(C, align(64))]
@@ -31,17 +31,19 @@ fn copy_name(to: &mut [c_char], name: &str) {
 /// The one device.
 pub(crate) fn device() -> *mut ibv_device {
     let address = *DEVICE.get_or_init(|| {
-        let shape = process::process().map(|process| process.shape).unwrap_or_default();
+        let process = process::process().ok();
+        let shape = process.map(|process| process.shape).unwrap_or_default();
+        let name = process.map_or(DEFAULT_NAME, |process| &process.name);
         let transport_type = match shape {
             Shape::Roce => IBV_TRANSPORT_IB,
             Shape::Iwarp => IBV_TRANSPORT_IWARP,
         };
         let mut public = ibv_device { node_type: shape.node_type(), transport_type, ..ibv_device::default() };
         // `uwarp-run` shows files of these names.
-        copy_name(&mut public.name, NAME);
+        copy_name(&mut public.name, name);
         copy_name(&mut public.dev_name, NODE);
         copy_name(&mut public.dev_path, &format!("{NODE_CLASS}/{NODE}"));
-        copy_name(&mut public.ibdev_path, &format!("{DEVICE_CLASS}/{NAME}"));
+        copy_name(&mut public.ibdev_path, &format!("{DEVICE_CLASS}/{name}"));
         let device = Box::leak(Box::new(Device { front: 0, public, zeroes: [0; 1024] }));
         (&raw mut *device).expose_provenance() + offset_of!(Device, public)
     });

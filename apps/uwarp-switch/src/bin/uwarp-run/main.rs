@@ -16,7 +16,7 @@ use uwarp::Config;
 use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE};
 use uwarp_app::output::{complain, printable_lines};
 use uwarp_app::usage;
-use uwarp_verbs_device::{NODE, NODES, SHAPE_VARIABLE, Shape};
+use uwarp_verbs_device::{DEFAULT_NAME, NAME_VARIABLE, NODE, NODES, SHAPE_VARIABLE, Shape, checked_name};
 
 use program::Program;
 
@@ -55,6 +55,10 @@ struct Arguments {
     /// Shows the program a device of iWARP, whose connections rdma_cm makes; the default without UWARP_DEVICE
     #[arg(long, conflicts_with = "roce")]
     iwarp: bool,
+
+    /// The device's name: at most 63 letters, digits, '-' and '_'. Some programs tell devices by the beginning of it
+    #[arg(long, value_name = "NAME", env = NAME_VARIABLE, default_value = DEFAULT_NAME, value_parser = parse_name)]
+    device_name: String,
 
     /// Shows the program no files of the device. Else, a device of RoCE is found in /sys/class/infiniband and
     /// /dev/infiniband, too, where the system lets an ordinary user have namespaces
@@ -100,7 +104,7 @@ impl Arguments {
             Ok("shows no files of the device, since none are asked for".to_owned())
         } else {
             let config = config.map_or_else(|| Config::from_environment().map_err(anyhow::Error::from), Ok);
-            config.and_then(|config| shown::show(shape, config)).map(|way| way.to_string())
+            config.and_then(|config| shown::show(self.device_name.clone(), shape, config)).map(|way| way.to_string())
         };
         match said {
             Ok(way) if self.verbose => complain(format_args!("uwarp-run: {way}")),
@@ -113,6 +117,10 @@ impl Arguments {
             )),
         }
     }
+}
+
+fn parse_name(text: &str) -> Result<String, &'static str> {
+    checked_name(text).map(str::to_owned).ok_or("choose at most 63 letters, digits, '-' and '_'")
 }
 
 fn main() -> ExitCode {
@@ -134,6 +142,9 @@ fn main() -> ExitCode {
             if is_it {
                 command.env(SHAPE_VARIABLE, shape);
             }
+        }
+        if arguments.device_name != DEFAULT_NAME {
+            command.env(NAME_VARIABLE, &arguments.device_name);
         }
         let mut on_switch = None;
         if std::env::var_os(CONFIG_VARIABLE).is_none_or(|file| file.is_empty()) {

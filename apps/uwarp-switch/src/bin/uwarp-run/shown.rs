@@ -13,7 +13,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context};
-use uwarp_verbs_device::{DEVICE_CLASS, Face, NAME, NODE, NODES, Shape};
+use uwarp_verbs_device::{DEVICE_CLASS, Face, NODE, NODES, Shape};
 
 use files::{has_node, is_shown};
 
@@ -38,7 +38,7 @@ pub(crate) enum Way {
 
 impl std::fmt::Display for Way {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (folder, node) = (format_args!("{DEVICE_CLASS}/{NAME}"), format_args!("{NODES}/{NODE}"));
+        let (folder, node) = (DEVICE_CLASS, format_args!("{NODES}/{NODE}"));
         match self {
             Way::Present => write!(formatter, "{folder} and {node} are shown already"),
             Way::Mounts => write!(formatter, "shows {folder} and {node}, in a mount namespace of the program's"),
@@ -59,9 +59,9 @@ impl std::fmt::Display for Way {
 ///
 /// # Errors
 /// It will not, with the reasons.
-pub(crate) fn show(shape: Shape, config: Config) -> anyhow::Result<Way> {
+pub(crate) fn show(name: String, shape: Shape, config: Config) -> anyhow::Result<Way> {
     let folder = config.switch.as_ref().and_then(|socket| socket.parent()).map(Path::to_owned);
-    let face = face(shape, config)?;
+    let face = face(name, shape, config)?;
     if is_shown(&face, Path::new("/")) {
         return Ok(Way::Present);
     }
@@ -88,7 +88,7 @@ fn share_or_make(face: &Face, folder: Option<&Path>) -> anyhow::Result<Way> {
 }
 
 /// What the library would answer a program.
-fn face(shape: Shape, config: Config) -> anyhow::Result<Face> {
+fn face(name: String, shape: Shape, config: Config) -> anyhow::Result<Face> {
     if config.engine.mode != EngineMode::Threaded {
         // A context of that kind opens its device at once.
         bail!("the configuration's engine.mode is not \"threaded\"");
@@ -101,7 +101,7 @@ fn face(shape: Shape, config: Config) -> anyhow::Result<Face> {
         Some(found.name.clone())
     };
     let addresses = context.addresses().into_iter().map(|own| (own.address, interface(own.address))).collect();
-    Ok(Face { shape, first: first(&context), addresses, version: uwarp::VERSION.to_owned() })
+    Ok(Face { name, shape, first: first(&context), addresses, version: uwarp::VERSION.to_owned() })
 }
 
 /// The character device alone, where this process may make one. It is that of `/dev/null`: programs look at it, and
