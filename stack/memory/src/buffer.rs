@@ -107,7 +107,7 @@ impl RegionBuffer {
     /// What mmap(2) says; the file's system does not offer this (on Linux: it is not mounted with DAX); no octets.
     pub unsafe fn persistent(file: &impl AsFd, offset: u64, length: usize) -> io::Result<RegionBuffer> {
         if !crate::persist::IS_KNOWN {
-            return Err(io::ErrorKind::Unsupported.into());
+            return Err(rustix::io::Errno::OPNOTSUPP.into());
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the system chooses where, so that nothing is mapped over.

@@ -33,7 +33,19 @@ mod rc;
 mod restarting;
 #[cfg(test)]
 mod sections;
+#[cfg(target_arch = "x86_64")]
 mod suspended;
+/// The way of `suspended.rs` is one of x86-64's registers and stack. Elsewhere the call does not go on.
+#[cfg(not(target_arch = "x86_64"))]
+mod suspended {
+    /// Nothing happens.
+    ///
+    /// # Safety
+    /// None is needed.
+    pub(crate) unsafe fn finish() -> bool {
+        false
+    }
+}
 #[cfg(test)]
 mod testing;
 mod unsupported;

@@ -5,6 +5,10 @@
 //! The CRC32C functions come in terms of the *register*: it is all ones before the first octet, and the CRC is its
 //! complement after the last one. So the CRC of pieces is that of the whole if the register is handed on.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod polynomial;
 pub(crate) mod portable;
 mod set;
 #[cfg(target_arch = "x86_64")]
@@ -110,11 +114,14 @@ pub(crate) fn available() -> Vec<&'static Kernels> {
     let mut all = Vec::new();
     #[cfg(target_arch = "x86_64")]
     all.extend(x86::available());
+    #[cfg(target_arch = "aarch64")]
+    all.extend(aarch64::available());
     all.push(&portable::KERNELS);
     all
 }
 
-/// The name of the variants in use: `avx512-vpclmulqdq`, `avx2-pclmulqdq` or `portable`.
+/// The name of the variants in use: `avx512-vpclmulqdq` or `avx2-pclmulqdq` on x86-64, `armv8-crc-pmull` on aarch64, or
+/// `portable`.
 pub fn selected() -> &'static str {
     select().name
 }
@@ -214,7 +221,12 @@ pub fn prefetch_line(address: usize) {
         // SAFETY: a hint; it reads nothing that the program could see, and faults at no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = address;
 }
 

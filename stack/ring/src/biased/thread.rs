@@ -8,9 +8,15 @@ use std::time::Duration;
 #[inline(always)]
 pub(super) fn current_thread() -> usize {
     let thread: usize;
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: the first word behind fs is its own address; the x86-64 ABI of thread-local storage has it so.
     unsafe {
         std::arch::asm!("mov {}, fs:[0]", out(reg) thread, options(pure, readonly, nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the register has the address of the thread's own storage; the ABI has it so.
+    unsafe {
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(pure, nomem, nostack, preserves_flags));
     }
     thread
 }

@@ -7,14 +7,29 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_STRTAB, EM_X86_64, FileHeader64, PT_LOAD};
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_STRTAB, FileHeader64, PT_LOAD};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache, ReadRef};
 use rustix::fs::{Access, StatVfsMountFlags, access, getxattr, statvfs};
 use uwarp_app::usage;
 
-/// The loader that uwarp's libraries are linked for.
-const LOADER: &str = "ld-linux-x86-64.so.2";
+/// A kind of processor.
+struct Processor {
+    /// As an ELF file names it.
+    machine: object::elf::Machine,
+    /// As people do.
+    name: &'static str,
+    /// The file name of glibc's loader for it.
+    loader: &'static str,
+}
+
+/// The one that uwarp's libraries are built for.
+#[cfg(target_arch = "x86_64")]
+const BUILT_FOR: Processor =
+    Processor { machine: object::elf::EM_X86_64, name: "64-bit x86", loader: "ld-linux-x86-64.so.2" };
+#[cfg(target_arch = "aarch64")]
+const BUILT_FOR: Processor =
+    Processor { machine: object::elf::EM_AARCH64, name: "64-bit Arm", loader: "ld-linux-aarch64.so.1" };
 /// Interpreters of interpreters that the kernel follows.
 const MAX_SCRIPTS: usize = 5;
 
@@ -48,9 +63,13 @@ pub(crate) fn inspect(name: &OsStr) -> anyhow::Result<Program> {
     }
     let Ok(file) = File::open(&path) else { return Ok(Program::default()) };
     match Elf::read(&ReadCache::new(file)) {
-        Some(Elf { is_x86_64: false, .. }) => refuse("uwarp's libraries are for 64-bit x86 programs, and it is none"),
+        Some(Elf { is_for_it: false, .. }) => {
+            refuse(&format!("uwarp's libraries are for {} programs, and it is none", BUILT_FOR.name))
+        }
         Some(Elf { loader: None, .. }) => refuse("it is linked statically. Link it dynamically"),
-        Some(Elf { loader: Some(loader), .. }) if Path::new(&loader).file_name() != Some(OsStr::new(LOADER)) => {
+        Some(Elf { loader: Some(loader), .. })
+            if Path::new(&loader).file_name() != Some(OsStr::new(BUILT_FOR.loader)) =>
+        {
             refuse(&format!("uwarp's libraries need glibc's loader, and its loader is {}", loader.display()))
         }
         Some(Elf { program, .. }) => Ok(program),
@@ -105,7 +124,8 @@ fn privilege(path: &Path) -> Option<&'static str> {
 /// What an ELF file says about its loading.
 #[derive(Debug)]
 struct Elf {
-    is_x86_64: bool,
+    /// It is for the processor that uwarp's libraries are built for.
+    is_for_it: bool,
     loader: Option<PathBuf>,
     program: Program,
 }
@@ -116,10 +136,10 @@ impl Elf {
         if data.read_bytes_at(0, 4).ok()? != object::elf::ELFMAG {
             return None;
         }
-        let other = Elf { is_x86_64: false, loader: None, program: Program::default() };
+        let other = Elf { is_for_it: false, loader: None, program: Program::default() };
         let Ok(header) = FileHeader64::<Endianness>::parse(data) else { return Some(other) };
         let endian = header.endian().ok()?;
-        if header.e_machine(endian) != EM_X86_64 {
+        if header.e_machine(endian) != BUILT_FOR.machine {
             return Some(other);
         }
         let segments = header.program_headers(endian, data).ok()?;
@@ -146,6 +166,6 @@ impl Elf {
             has_path: value(DT_RPATH).is_some() && value(DT_RUNPATH).is_none(),
             is_sanitized: needs(b"libasan.so"),
         };
-        Some(Elf { is_x86_64: true, loader, program })
+        Some(Elf { is_for_it: true, loader, program })
     }
 }

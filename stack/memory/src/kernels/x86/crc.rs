@@ -11,20 +11,7 @@
 
 use std::arch::x86_64::*;
 
-/// x^`exponent` modulo the CRC32C polynomial; the highest bit is x^0.
-const fn power(exponent: u32) -> u64 {
-    let mut value = 0x8000_0000u32;
-    let mut step = 0;
-    while step < exponent {
-        let carry = value & 1;
-        value >>= 1;
-        if carry != 0 {
-            value ^= 0x82f6_3b78;
-        }
-        step += 1;
-    }
-    value as u64
-}
+use crate::kernels::polynomial::power;
 
 /// The factors that move the two halves of a piece by `bits`: that of the first octets, that of the last octets.
 const fn fold_by(bits: u32) -> [i64; 2] {
