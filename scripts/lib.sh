@@ -29,6 +29,11 @@ distribution() { # sets $distribution and $codename
     codename=$(. /etc/os-release 2>/dev/null && echo "${VERSION_CODENAME:-}") || codename=
 }
 
+# Where apt gets a suite from here.
+mirror_of() { # suite
+    apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 'Created-By: Packages' | awk -v of="$1" '$2 == of { print $1; exit }'
+}
+
 # A Rust toolchain that is recent enough: the user's own, or else Debian's.
 need_rust() {
     local wanted candidate
@@ -122,6 +127,10 @@ missing_packages() {
     done
     echo "${missing[*]}"
 }
+
+# What scripts/aarch64 sets: the names of the compilers begin with it, and cargo builds in a folder of that processor.
+cross=${UWARP_CROSS:-}
+built_for() { echo "${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}$1"; } # profile
 
 # cargo only recommends the certificates without which it downloads nothing.
 build_packages="ca-certificates build-essential pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev"
