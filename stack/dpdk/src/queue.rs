@@ -210,6 +210,32 @@ impl Queue {
         sent
     }
 
+    /// Hands packets to the device from the front of `frames`, at most [`MAX_BURST`], in one burst. Accepted packets
+    /// are removed; the others stay in order. Returns how many were accepted.
+    #[inline]
+    pub fn tx_front(&mut self, frames: &mut Vec<Mbuf>) -> usize {
+        let (index, len) = (self.index, frames.len());
+        let count = len.min(MAX_BURST);
+        if count == 0 {
+            return 0;
+        }
+        let packets = frames.as_mut_ptr();
+        // SAFETY: `self` is the queue's only user and the port is open. The vector's first `count` elements are packets
+        // of which we own a reference each, and an `Mbuf` is a pointer to one. The device takes over those that it
+        // takes, so the vector forgets all before, and has the rest at its front then.
+        unsafe {
+            frames.set_len(0);
+            let sent = self.burst(|operations| {
+                usize::from(fast::tx_burst(operations, index, packets.cast::<*mut rte_mbuf>(), count as u16))
+            });
+            if sent < len {
+                std::ptr::copy(packets.add(sent), packets, len - sent);
+            }
+            frames.set_len(len - sent);
+            sent
+        }
+    }
+
     /// Gives one frame to the device. Gives it back if the device does not take it. A copy may go instead of a short
     /// frame that has other references; then this reference is returned at once.
     ///

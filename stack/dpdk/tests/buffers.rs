@@ -10,7 +10,8 @@ use common::{
 use dpdk_sys::UWARP_LCORE_ANY;
 use dpdk_sys::fast::lcore_id;
 use uwarp_dpdk::{
-    ChecksumStatus, DeviceConfig, Eal, Error, HEADROOM, Mbuf, MemifRole, Port, PortOptions, Queue, TxChecksum,
+    ChecksumStatus, DeviceConfig, Eal, Error, HEADROOM, MAX_BURST, Mbuf, MemifRole, Port, PortOptions, Queue,
+    TxChecksum,
 };
 
 fn loopback() -> (Port, Queue) {
@@ -47,6 +48,49 @@ fn a_shared_buffer_cannot_be_changed() {
     assert!(!other.is_shared());
     assert!(other.storage_mut().is_some());
     drop(other);
+    assert_eq!(port.pool_levels(), before);
+}
+
+#[test]
+fn what_a_device_does_not_take_of_a_vector_stays_in_order() {
+    let (port, mut queue) = loopback();
+    let before = port.pool_levels();
+    let numbered = |queue: &mut Queue, number: u64| {
+        let mut mbuf = queue.alloc().expect("more buffers than the ring has room for");
+        fill(&mut mbuf, &contents(60, number));
+        mbuf
+    };
+    assert_eq!(queue.tx_front(&mut Vec::new()), 0);
+    let (mut made, mut taken, mut frames) = (0, 0, Vec::new());
+    loop {
+        while frames.len() < MAX_BURST + 3 {
+            frames.push(numbered(&mut queue, made));
+            made += 1;
+        }
+        let sent = queue.tx_front(&mut frames);
+        taken += sent as u64;
+        assert_eq!(frames.len(), MAX_BURST + 3 - sent);
+        assert_eq!(whole(&frames[0]), contents(60, taken), "the next one is in front");
+        if sent < MAX_BURST {
+            break;
+        }
+    }
+    assert!(taken > MAX_BURST as u64);
+    let mut received = Vec::with_capacity(MAX_BURST);
+    for number in 0..taken {
+        if received.is_empty() {
+            assert!(queue.rx_burst(&mut received) > 0, "{number} of {taken}");
+            received.reverse();
+        }
+        assert_eq!(whole(&received.pop().unwrap()), contents(60, number));
+    }
+    // There is room again.
+    let left = frames.len().min(MAX_BURST);
+    assert_eq!(queue.tx_front(&mut frames), left);
+    while queue.rx_burst(&mut received) > 0 {
+        received.clear();
+    }
+    drop(frames);
     assert_eq!(port.pool_levels(), before);
 }
 
