@@ -5,13 +5,14 @@ use std::process::{Command, Stdio};
 use uwarp_interop_tests::tools::tool;
 
 const COLUMNS: usize = 80;
-const TOOLS: [&str; 10] = [
+const TOOLS: [&str; 11] = [
     "uwarp-copy",
     "uwarp-info",
     "uwarp-log",
     "uwarp-nfs",
     "uwarp-perf",
     "uwarp-ping",
+    "uwarp-pmd",
     "uwarp-rpc",
     "uwarp-run",
     "uwarp-stat",

@@ -32,8 +32,9 @@ fn the_engine_needs_no_dpdk() {
 fn the_engine_and_dpdk_meet_in_the_port_and_where_a_context_opens_its_device() {
     let knows = |package| tree(&["--workspace", "--invert", package, "--depth", "1"]);
     let both: Vec<_> = knows("uwarp-engine").intersection(&knows("uwarp-dpdk")).cloned().collect();
-    // The switch has devices of its own, one for each client. The fuzz targets are of everything.
-    assert_eq!(both, ["uwarp", "uwarp-fuzz", "uwarp-port-dpdk", "uwarp-switch"]);
+    // The switch has devices of its own, one for each client, and the console has the engine's faults and captures on
+    // bare devices. The fuzz targets are of everything.
+    assert_eq!(both, ["uwarp", "uwarp-fuzz", "uwarp-pmd", "uwarp-port-dpdk", "uwarp-switch"]);
 }
 
 #[test]
