@@ -488,7 +488,6 @@ impl Control {
     /// Why a guest may not come in, and what helps.
     fn explain(&self, objection: Objection) -> String {
         match objection {
-            Objection::NoHost(address) => format!("{address} cannot be an address of clients"),
             Objection::Forbidden(address) => {
                 format!("this user may not bring the address {address}: start the switch with --allow-address")
             }
