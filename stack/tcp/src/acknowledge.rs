@@ -89,6 +89,9 @@ impl Connection {
             // So is a peer that shrank its window below what is in flight and answers its retransmissions (§3.8.6).
             self.liveness.waiting_since = now;
             self.timers.retransmit = self.timers.retransmit.min(now.after_nanos(self.retransmission_interval()));
+        } else if acknowledgment == before && payload_len == 0 && self.liveness.may_withhold {
+            // And one that has what it does not acknowledge yet.
+            self.liveness.waiting_since = now;
         }
         let outstanding = self.sender.queue.next().octets_since(before);
         let bare =

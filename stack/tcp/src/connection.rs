@@ -272,6 +272,12 @@ impl Connection {
         self.receiver.reassembly.withheld() > 0
     }
 
+    /// For an owner whose peer withholds acknowledgments without limit ([`Connection::withhold`]): the user time-out
+    /// does not end a peer that answers retransmissions, and they do not become too rare for that.
+    pub fn expect_withholding(&mut self) {
+        self.liveness.may_withhold = true;
+    }
+
     /// Acknowledges what was withheld. Returns what happened: the peer's FIN may have become part of the stream. Then
     /// call [`Connection::take_in_order`].
     pub fn release(&mut self, now: Instant) -> Events {

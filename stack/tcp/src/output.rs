@@ -533,10 +533,12 @@ impl Connection {
         timeout.checked_shl(u32::from(self.liveness.window_probes.min(32))).map_or(ceiling, |time| time.min(ceiling))
     }
 
-    /// RFC 6298 §5.5. For data beyond the peer's shrunken window, a retransmission is a window probe.
+    /// RFC 6298 §5.5. For data beyond the peer's shrunken window, a retransmission is a window probe; for data that the
+    /// peer may withhold the acknowledgment of, it asks whether the peer is there.
     pub(crate) fn retransmission_interval(&self) -> u64 {
         let timeout = self.sender.rtt.timeout();
-        if self.sender.is_beyond_window() { timeout.min(self.longest_silence()) } else { timeout }
+        let is_probe = self.sender.is_beyond_window() || self.liveness.may_withhold;
+        if is_probe { timeout.min(self.longest_silence()) } else { timeout }
     }
 
     /// The longest silence that leaves several window probes within the user time-out: a peer that answers them stays

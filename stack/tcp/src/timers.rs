@@ -60,6 +60,8 @@ pub(crate) struct Liveness {
     pub(crate) window_probes: u8,
     /// The link went down: probe the peer even if keep-alive is off.
     pub(crate) link_doubtful: bool,
+    /// The peer may have what it does not acknowledge, for as long as it likes.
+    pub(crate) may_withhold: bool,
 }
 
 impl Liveness {
@@ -70,6 +72,7 @@ impl Liveness {
             keep_alive_probes: 0,
             window_probes: 0,
             link_doubtful: false,
+            may_withhold: false,
         }
     }
 
