@@ -83,7 +83,7 @@ pub struct Options {
 const STEP: Duration = Duration::from_nanos(100);
 
 /// Switched on at both ends; what is not atomic takes the same way without.
-const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
+const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false, infiniband: false };
 /// Completions that a queue pair may have.
 const COMPLETIONS: usize = 256;
 /// Sends and receives that a queue pair has room for.

@@ -16,6 +16,10 @@ pub struct Features {
     pub immediate: bool,
     /// RDMA Commit.
     pub commit: bool,
+    /// Rules of InfiniBand: Sends say in reserved bits how long they wait for a receive, and may have immediate data
+    /// beside their octets. See [`NotReadyRetries`](uwarp_wire::ddp::NotReadyRetries) and
+    /// [`Control::with_immediate`](uwarp_wire::rdmap::Control::with_immediate).
+    pub infiniband: bool,
 }
 
 /// Which switch an opcode hangs on.

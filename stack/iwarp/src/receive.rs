@@ -260,6 +260,10 @@ impl Stream {
         let UntaggedHeader { last, message_offset, .. } = *header;
         // The word of the STag is meaningless in the other kinds and ignored.
         let kind = match opcode(header.control) {
+            Ok(Opcode::Send) if self.has_immediate(header) => SendKind::Immediate(header.invalidate_stag.0),
+            Ok(Opcode::SendSolicited) if self.has_immediate(header) => {
+                SendKind::SolicitedImmediate(header.invalidate_stag.0)
+            }
             Ok(Opcode::Send) => SendKind::Plain,
             Ok(Opcode::SendInvalidate) => SendKind::Invalidate(header.invalidate_stag),
             Ok(Opcode::SendSolicited) => SendKind::Solicited,
@@ -274,6 +278,12 @@ impl Stream {
             return Ok(Delivery::ReadyToReceive { last });
         }
         Ok(Delivery::Send { first: self.open.send.is_none(), kind, message_offset, payload, last })
+    }
+
+    /// Whether a Send has immediate data.
+    #[inline]
+    fn has_immediate(&self, header: &UntaggedHeader) -> bool {
+        header.control.has_immediate() && self.features().infiniband
     }
 
     /// Checks the place of a segment among the messages of queue 0. Returns where it ends in its message.

@@ -5,7 +5,8 @@
 //! here, since they take sequence numbers and read slots; [`crate::Message::next_segment`] cuts them.
 
 use uwarp_wire::ddp::{
-    QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN, UntaggedHeader,
+    NotReadyRetries, QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedHeader, TaggedOffset, UNTAGGED_HEADER_LEN,
+    UntaggedHeader,
 };
 use uwarp_wire::rdmap::{
     AtomicRequest, AtomicResponse, CommitRegion, CommitResponse, Control, ImmediateData, Opcode, ReadRequest, Terminate,
@@ -53,6 +54,8 @@ pub struct Stream {
     pub(crate) outstanding: OutstandingReads,
     pub(crate) inbound: InboundReads,
     received_terminate: Option<Box<ReceivedTerminate>>,
+    /// What the first octets of our Sends' headers say besides: how long they wait for a receive.
+    spare: u8,
 }
 
 impl Stream {
@@ -72,6 +75,7 @@ impl Stream {
             outstanding: OutstandingReads::new(parameters.ord),
             inbound: InboundReads::new(parameters.ird),
             received_terminate: None,
+            spare: 0,
         }
     }
 
@@ -83,6 +87,17 @@ impl Stream {
     /// The optional opcodes that are switched on.
     pub const fn features(&self) -> Features {
         self.features
+    }
+
+    /// Has our Sends and Immediate Data say from now on how long they wait for a receive, if both ends have agreed on
+    /// [`Features::infiniband`].
+    pub fn say_retries(&mut self, retries: NotReadyRetries) {
+        self.spare = if self.features.infiniband { retries.bits() } else { 0 };
+    }
+
+    /// How long a message of the peer waits for a receive, if its ULPDU says so and both ends have agreed that it does.
+    pub fn retries_of(&self, ulpdu: &[u8]) -> Option<NotReadyRetries> {
+        NotReadyRetries::of(*ulpdu.first()?).filter(|_| self.features.infiniband)
     }
 
     /// Advances the state on an event that the owner of the connection sees: a close, or the loss of the connection.
@@ -167,22 +182,24 @@ impl Stream {
     /// calls.
     pub fn send(&mut self, kind: SendKind, length: u32) -> Message {
         let number = take(&mut self.next.send);
-        Message::send(kind, number, length)
+        Message::send(kind, number, length).with_spare(self.spare)
     }
 
     /// The header of a Send that is one segment. It takes the next number of queue 0, as [`Stream::send`] does.
     #[inline]
     pub fn whole_send(&mut self, kind: SendKind) -> [u8; UNTAGGED_HEADER_LEN] {
         let number = take(&mut self.next.send);
-        UntaggedHeader {
+        let header = UntaggedHeader {
             last: true,
-            control: Control::new(kind.opcode()),
-            invalidate_stag: kind.invalidate_stag(),
+            control: kind.control(),
+            invalidate_stag: kind.word(),
             queue: QueueNumber::SEND,
             message_sequence_number: number,
             message_offset: 0,
-        }
-        .to_octets()
+        };
+        let mut octets = header.to_octets();
+        octets[0] |= self.spare;
+        octets
     }
 
     /// The header of an RDMA Write that is one segment.
@@ -211,7 +228,7 @@ impl Stream {
     /// Immediate Data. It takes the next number of queue 0, as a Send does (RFC 7306 §6.3).
     pub fn immediate(&mut self, data: ImmediateData, solicited: bool) -> Message {
         let number = take(&mut self.next.send);
-        Message::immediate(data, solicited, number)
+        Message::immediate(data, solicited, number).with_spare(self.spare)
     }
 
     /// An Atomic Request, if an outbound slot (ORD, shared with reads) is free; its response is expected from now on.

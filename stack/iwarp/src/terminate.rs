@@ -1,10 +1,13 @@
 //! Terminate messages (RFC 5040 §4.8): building one from a fault and the segment at fault, and reading the peer's, also
 //! in the bit order of Linux siw.
 
-use uwarp_wire::ddp::{Header, header_len};
+use uwarp_wire::ddp::{Header, QueueNumber, header_len};
 use uwarp_wire::rdmap::{Opcode, ReadRequest, TERMINATE_CONTROL_LEN, Terminate, TerminateLayer, TerminatedHeader};
 
 use crate::fault::{Fault, Headers};
+
+/// The code of DDP for an untagged message that finds no buffer.
+const NO_BUFFER: u8 = 2;
 
 /// The parts of a segment at fault that a Terminate may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +64,9 @@ pub struct ReceivedTerminate {
 pub enum RemoteStatus {
     /// The peer refused access to its memory (invalid STag, bounds, rights, association, wrap).
     RemoteAccess,
-    /// The peer had no receive posted, or one that was too short, or refused the operation of our message.
+    /// The peer had no receive posted.
+    ReceiverNotReady,
+    /// The peer had a receive posted that was too short, or refused the operation of our message.
     RemoteInvalidRequest,
     /// The peer failed for its own reasons.
     RemoteOperation,
@@ -102,13 +107,23 @@ impl ReceivedTerminate {
 
     /// What it means for our outstanding work. The work request that the returned header belongs to, or else the oldest
     /// outstanding one, may be completed with this status; the rest is flushed.
-    pub const fn status(&self) -> RemoteStatus {
-        match (self.terminate.layer, self.terminate.error_type) {
-            (TerminateLayer::Rdmap, 1) | (TerminateLayer::Ddp, 1) => RemoteStatus::RemoteAccess,
-            (TerminateLayer::Rdmap, 2) | (TerminateLayer::Ddp, 2) => RemoteStatus::RemoteInvalidRequest,
-            (TerminateLayer::Mpa, _) => RemoteStatus::LowerLayer,
+    pub fn status(&self) -> RemoteStatus {
+        let message = &self.terminate;
+        match (message.layer, message.error_type, message.code) {
+            (TerminateLayer::Rdmap | TerminateLayer::Ddp, 1, _) => RemoteStatus::RemoteAccess,
+            (TerminateLayer::Ddp, 2, NO_BUFFER) if !self.is_about_request() => RemoteStatus::ReceiverNotReady,
+            // "Catastrophic error, global", and an STag that is not to be invalidated.
+            (TerminateLayer::Rdmap, 2, 8 | 9) => RemoteStatus::RemoteOperation,
+            (TerminateLayer::Rdmap | TerminateLayer::Ddp, 2, _) => RemoteStatus::RemoteInvalidRequest,
+            (TerminateLayer::Mpa, ..) => RemoteStatus::LowerLayer,
             _ => RemoteStatus::RemoteOperation,
         }
+    }
+
+    /// Whether it returns the header of a request for memory, which takes no receive.
+    fn is_about_request(&self) -> bool {
+        let header = self.terminate.ddp_header.and_then(|header| header.parse().ok());
+        matches!(header, Some(Header::Untagged(header)) if header.queue == QueueNumber::READ_REQUEST)
     }
 }
 

@@ -19,7 +19,7 @@ const LONGEST_BODY: usize = MAXIMUM_TERMINATE_LEN;
 /// Octets of the longest header of a segment: an untagged DDP header and the longest RDMAP header.
 pub const LONGEST_HEADER: usize = UNTAGGED_HEADER_LEN + LONGEST_BODY;
 
-/// The four kinds of Send (RFC 5040 §5.3).
+/// The four kinds of Send (RFC 5040 §5.3), and two that are not in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendKind {
     /// Send.
@@ -30,6 +30,10 @@ pub enum SendKind {
     Invalidate(Stag),
     /// Send with Solicited Event and Invalidate of a remote STag.
     SolicitedInvalidate(Stag),
+    /// Send with immediate data, where [`Features::infiniband`](crate::opcode::Features::infiniband) is agreed on.
+    Immediate(u32),
+    /// Send with Solicited Event and immediate data.
+    SolicitedImmediate(u32),
 }
 
 impl SendKind {
@@ -37,10 +41,19 @@ impl SendKind {
     #[inline]
     pub const fn opcode(self) -> Opcode {
         match self {
-            SendKind::Plain => Opcode::Send,
-            SendKind::Solicited => Opcode::SendSolicited,
+            SendKind::Plain | SendKind::Immediate(_) => Opcode::Send,
+            SendKind::Solicited | SendKind::SolicitedImmediate(_) => Opcode::SendSolicited,
             SendKind::Invalidate(_) => Opcode::SendInvalidate,
             SendKind::SolicitedInvalidate(_) => Opcode::SendSolicitedInvalidate,
+        }
+    }
+
+    /// The control octet of the message.
+    #[inline]
+    pub(crate) const fn control(self) -> Control {
+        match self.immediate() {
+            None => Control::new(self.opcode()),
+            Some(_) => Control::with_immediate(self.opcode()),
         }
     }
 
@@ -48,22 +61,32 @@ impl SendKind {
     #[inline]
     pub const fn invalidates(self) -> Option<Stag> {
         match self {
-            SendKind::Plain | SendKind::Solicited => None,
             SendKind::Invalidate(stag) | SendKind::SolicitedInvalidate(stag) => Some(stag),
+            _ => None,
+        }
+    }
+
+    /// The immediate data that comes with the message.
+    #[inline]
+    pub const fn immediate(self) -> Option<u32> {
+        match self {
+            SendKind::Immediate(data) | SendKind::SolicitedImmediate(data) => Some(data),
+            _ => None,
         }
     }
 
     /// Whether the completion of the receive is a solicited event.
     #[inline]
     pub const fn is_solicited(self) -> bool {
-        matches!(self, SendKind::Solicited | SendKind::SolicitedInvalidate(_))
+        matches!(self, SendKind::Solicited | SendKind::SolicitedInvalidate(_) | SendKind::SolicitedImmediate(_))
     }
 
-    /// The word for the STag in the header.
-    pub(crate) const fn invalidate_stag(self) -> Stag {
-        match self.invalidates() {
-            Some(stag) => stag,
-            None => Stag(0),
+    /// The word in the header that is an STag or immediate data.
+    pub(crate) const fn word(self) -> Stag {
+        match self {
+            SendKind::Plain | SendKind::Solicited => Stag(0),
+            SendKind::Invalidate(stag) | SendKind::SolicitedInvalidate(stag) => stag,
+            SendKind::Immediate(data) | SendKind::SolicitedImmediate(data) => Stag(data),
         }
     }
 }
@@ -73,6 +96,9 @@ impl SendKind {
 pub struct Message {
     target: Target,
     opcode: Opcode,
+    control: Control,
+    /// What an untagged header's first octet says besides.
+    spare: u8,
     finished: bool,
     length: u32,
     cut: u32,
@@ -140,14 +166,20 @@ impl Segment {
 
 impl Message {
     const fn new(opcode: Opcode, target: Target, length: u32) -> Message {
-        Message { target, opcode, finished: false, length, cut: 0 }
+        Message { target, opcode, control: Control::new(opcode), spare: 0, finished: false, length, cut: 0 }
+    }
+
+    /// Has the headers of an untagged message say how long it waits for a receive: see
+    /// [`NotReadyRetries::bits`](uwarp_wire::ddp::NotReadyRetries::bits).
+    pub(crate) const fn with_spare(mut self, spare: u8) -> Message {
+        self.spare = spare;
+        self
     }
 
     /// A Send of `length` octets with the next message sequence number of queue 0.
     pub const fn send(kind: SendKind, sequence_number: MessageSequenceNumber, length: u32) -> Message {
-        let target =
-            Target::Untagged { queue: QueueNumber::SEND, sequence_number, invalidate_stag: kind.invalidate_stag() };
-        Message::new(kind.opcode(), target, length)
+        let target = Target::Untagged { queue: QueueNumber::SEND, sequence_number, invalidate_stag: kind.word() };
+        Message { control: kind.control(), ..Message::new(kind.opcode(), target, length) }
     }
 
     /// An RDMA Write of `length` octets to a remote tagged buffer.
@@ -343,24 +375,26 @@ impl Message {
             Target::Untagged { queue, sequence_number, invalidate_stag } => {
                 UntaggedHeader {
                     last,
-                    control: Control::new(self.opcode),
+                    control: self.control,
                     invalidate_stag: *invalidate_stag,
                     queue: *queue,
                     message_sequence_number: *sequence_number,
                     message_offset: payload_offset,
                 }
                 .emit(out);
+                out[0] |= self.spare;
             }
             Target::Fixed { queue, sequence_number, body, body_len } => {
                 UntaggedHeader {
                     last,
-                    control: Control::new(self.opcode),
+                    control: self.control,
                     invalidate_stag: Stag(0),
                     queue: *queue,
                     message_sequence_number: *sequence_number,
                     message_offset: 0,
                 }
                 .emit(out);
+                out[0] |= self.spare;
                 let body_len = usize::from(*body_len);
                 out[UNTAGGED_HEADER_LEN..UNTAGGED_HEADER_LEN + body_len].copy_from_slice(&body[..body_len]);
             }
@@ -388,7 +422,7 @@ impl Message {
     fn tagged_header(&self, target: (Stag, TaggedOffset), cut: &Cut) -> TaggedHeader {
         TaggedHeader {
             last: cut.last,
-            control: Control::new(self.opcode),
+            control: self.control,
             stag: target.0,
             // A sink offset is the peer's, and so is a wrap of it (RFC 5040 §4.4).
             offset: target.1.wrapping_add(u64::from(cut.payload_offset)),

@@ -70,7 +70,7 @@ fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
 
 /// A stream in which this segment's message is next, with the earlier segments of the message already received.
 fn stream_before(ulpdu: &[u8]) -> Stream {
-    let features = Features { atomics: true, immediate: true, commit: true };
+    let features = Features { atomics: true, immediate: true, commit: true, infiniband: false };
     let header = Header::parse(ulpdu);
     // MPA's Terminates are an Initiator's, which refuses the contents of the Reply.
     let terminates = matches!(&header, Ok(Header::Untagged(header)) if header.queue == QueueNumber::TERMINATE);
@@ -167,7 +167,7 @@ fn check(vector: &Vector, ulpdu: &[u8], delivery: Delivery<'_>) -> (Message, Vec
             is("MSN", u64::from(number.0));
             let length = message_offset + payload.len() as u32;
             is("opcode", u64::from(kind.opcode().code()));
-            is("InvSTag", u64::from(kind.invalidate_stag().0));
+            is("InvSTag", u64::from(kind.word().0));
             let mut message = Message::send(kind, number, length + u32::from(!last));
             if message_offset != 0 {
                 message.cut_segment(message_offset);

@@ -16,7 +16,8 @@ use uwarp_tcp::Instant;
 use crate::sim::{SimNetwork, SimOptions, SimPort};
 use uwarp_engine::command::{
     AcceptParameters, AsyncEvent, Command, CompletionQueueId, ConnectParameters, ConnectStreamParameters,
-    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, StartupOptions, Watch,
+    ConnectionEvent, ConnectionRequest, EventSink, ListenerId, Membership, QueuePairSetup, Rules, StartupOptions,
+    Watch,
 };
 use uwarp_engine::handoff::Handoff;
 use uwarp_engine::port::Port;
@@ -285,7 +286,7 @@ impl<P: Port> Host<P> {
             receive_completions: queue,
             signal_all: false,
             complete_on_ack: options.complete_on_ack,
-            outlives_peer: false,
+            rules: Rules::default(),
             established: Arc::default(),
             events: EventSink::new(events, None),
             watch: Watch::default(),
@@ -578,7 +579,22 @@ impl<P: Port> World<P> {
         requests: &Receiver<ConnectionRequest>,
         remote: SocketAddr,
     ) {
-        self.hosts[from.0].connect(from.1, remote, StartupOptions::default());
+        self.join_by(from, to, requests, remote, [StartupOptions::default(), StartupOptions::default()]);
+    }
+
+    /// Like [`World::join_at`], with options of the two sides.
+    ///
+    /// # Panics
+    /// If that takes more than a minute.
+    pub fn join_by(
+        &mut self,
+        from: (usize, &Pair),
+        to: (usize, &Pair),
+        requests: &Receiver<ConnectionRequest>,
+        remote: SocketAddr,
+        [connect, accept]: [StartupOptions; 2],
+    ) {
+        self.hosts[from.0].connect(from.1, remote, connect);
         let minute = Duration::from_secs(60);
         let mut request = None;
         let came = self.run_until(minute, |_| {
@@ -587,7 +603,7 @@ impl<P: Port> World<P> {
         });
         assert!(came, "the request comes: {:?}", from.1.events.try_recv());
         if let Some(request) = request {
-            self.hosts[to.0].accept(to.1, &request, StartupOptions::default());
+            self.hosts[to.0].accept(to.1, &request, accept);
         }
         for pair in [from.1, to.1] {
             let mut event = None;

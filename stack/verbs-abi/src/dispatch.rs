@@ -120,6 +120,14 @@ fn carry_asynchronous(event: &AsyncEvent) {
         AsyncEvent::LastReceiveReached { queue_pair, .. } => {
             pair::with_number(*queue_pair, |pair| push(IBV_EVENT_QP_LAST_WQE_REACHED, pair.public().addr()));
         }
+        AsyncEvent::FirstMessage { queue_pair } => {
+            pair::with_number(*queue_pair, |pair| {
+                // Who is ready to send knows without it.
+                if pair::state(pair) == IBV_QPS_RTR {
+                    push(IBV_EVENT_COMM_EST, pair.public().addr());
+                }
+            });
+        }
         AsyncEvent::DeviceFatal { cause } => {
             eprintln!("uwarp: {cause}");
             context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });

@@ -16,7 +16,7 @@ use uwarp::{
 };
 
 /// Both ends switch atomics on.
-const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
+const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false, infiniband: false };
 
 fn server(context: &Context, mut listener: Listener) -> Outcome {
     let completions = context.create_completion_queue(16)?;

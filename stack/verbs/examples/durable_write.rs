@@ -19,7 +19,7 @@ use uwarp::{
 };
 
 /// Both ends switch Commit on.
-const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
+const COMMIT: Features = Features { atomics: false, immediate: false, commit: true, infiniband: false };
 const TEXT: &[u8] = b"paid: 100";
 
 fn server(context: &Context, mut listener: Listener) -> Outcome {

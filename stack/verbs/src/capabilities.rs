@@ -49,7 +49,7 @@ impl Capabilities {
     pub(crate) fn of(config: &Config) -> Self {
         let iwarp = IwarpConfig::default();
         Self {
-            features: Features { atomics: true, immediate: true, commit: true },
+            features: Features { atomics: true, immediate: true, commit: true, infiniband: true },
             atomicity: Atomicity::Processor,
             ready_to_receive: ReadyToReceiveKinds::ALL,
             max_ird: iwarp.max_ird,

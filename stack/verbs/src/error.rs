@@ -380,8 +380,8 @@ impl PostErrorReason {
             | Self::Protection
             | Self::SharedReceives
             | Self::CommitRegions { .. }
-            | Self::NotAgreed { .. }
             | Self::NotConnected => Errno::INVAL,
+            Self::NotAgreed { .. } => Errno::OPNOTSUPP,
             Self::Dead => Errno::IO,
         };
         errno.raw_os_error()

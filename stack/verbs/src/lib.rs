@@ -246,7 +246,8 @@ pub use stats::{StatsSnapshot, TcpInfo};
 pub use tcp::{TcpAcceptOptions, TcpListener, TcpStream, TcpStreamOptions};
 pub use uwarp_dpdk::{MemifRole, with_signals_blocked};
 pub use uwarp_engine::command::{
-    AsyncEvent, ConnectFailure, DisconnectReason, Established, Features, ReadyToReceiveKinds, TerminateCode,
+    AsyncEvent, ConnectFailure, DisconnectReason, Established, Features, NotReady, NotReadyRetries,
+    ReadyToReceiveKinds, TerminateCode,
 };
 pub use uwarp_engine::datagram::DatagramPath;
 pub use uwarp_engine::shared::{MAX_SHARED_ENTRIES as MAX_SHARED_SGE, SharedReceiveQueueId};

@@ -8,7 +8,7 @@ use uwarp::{
     ReceiveRequest, SendRequest, Sge, Status, TerminateCode,
 };
 
-const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
+const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false, infiniband: false };
 
 /// A connected pair, (client, server), and a word of the server's that atomics alone may reach.
 fn with_word(mode: Mode) -> (Side, Side, MemoryRegion) {

@@ -13,7 +13,7 @@ use uwarp::{
     MemoryRegion, ReceiveRequest, RegionOptions, SendRequest, Status, Store,
 };
 
-const COMMIT: Features = Features { atomics: false, immediate: true, commit: true };
+const COMMIT: Features = Features { atomics: false, immediate: true, commit: true, infiniband: false };
 
 fn connect_sides(a: &Context, b: &Context) -> (Side, Side) {
     let (mut client, mut server) = (Side::new(a), Side::new(b));

@@ -11,7 +11,7 @@ use uwarp::{
     Status, TcpListener, TcpStream,
 };
 
-const ALL: Features = Features { atomics: true, immediate: true, commit: true };
+const ALL: Features = Features { atomics: true, immediate: true, commit: true, infiniband: false };
 
 /// A connected pair: (client, server).
 fn connected_with(mode: Mode, connect: ConnectOptions, accept: AcceptOptions) -> (Side, Side) {

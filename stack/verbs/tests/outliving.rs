@@ -14,6 +14,7 @@ const OUTLIVING: QueuePairChange = QueuePairChange {
     complete_when_acknowledged: None,
     outlives_peer: Some(true),
     access: None,
+    not_ready: None,
     end: false,
 };
 

@@ -1,10 +1,12 @@
 //! DDP segment headers (RFC 5041 §4; use of the ULP's fields: RFC 5040 §4.1).
 
 mod numbers;
+mod spare;
 #[cfg(test)]
 mod tests;
 
 pub use numbers::{MessageSequenceNumber, QueueNumber, Stag, TaggedOffset};
+pub use spare::NotReadyRetries;
 
 use crate::WireError;
 use crate::octets::{put_u32, put_u64, u32_at, u64_at};
@@ -63,7 +65,8 @@ pub struct UntaggedHeader {
     pub last: bool,
     /// The RDMAP control octet (first octet of RsvdULP).
     pub control: Control,
-    /// The other four octets of RsvdULP: the STag to invalidate in a Send with Invalidate, otherwise 0.
+    /// The other four octets of RsvdULP: the STag to invalidate in a Send with Invalidate, or what a Send has of
+    /// [immediate data](Control::with_immediate), otherwise 0.
     pub invalidate_stag: Stag,
     /// The queue.
     pub queue: QueueNumber,

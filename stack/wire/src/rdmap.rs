@@ -22,6 +22,8 @@ use crate::octets::{put_u32, put_u64, u32_at, u64_at};
 pub const READ_REQUEST_LEN: usize = 28;
 
 const VERSION: u8 = 1;
+/// Of the two reserved bits of the control octet, the one that [`Control::with_immediate`] sets.
+const IMMEDIATE: u8 = 0x20;
 
 /// The operation of an RDMAP message (RFC 5040 §4.3, RFC 7306 §10.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,6 +106,19 @@ impl Control {
     #[inline]
     pub const fn new(opcode: Opcode) -> Control {
         Control((VERSION << 6) | opcode as u8)
+    }
+
+    /// The octet of a Send that has immediate data in the four octets behind it. One of the reserved bits says so,
+    /// which both ends must have agreed on.
+    #[inline]
+    pub const fn with_immediate(opcode: Opcode) -> Control {
+        Control(Control::new(opcode).0 | IMMEDIATE)
+    }
+
+    /// Whether the bit of [`Control::with_immediate`] is set. It means nothing without the agreement.
+    #[inline]
+    pub const fn has_immediate(self) -> bool {
+        self.0 & IMMEDIATE != 0
     }
 
     /// The version field; 1 is the one that RFC 5040 defines.

@@ -170,7 +170,12 @@ struct Life<'a> {
 pub fn queue_pair(data: &[u8]) {
     let mut input = Input(data);
     let settings = input.octet();
-    let features = Features { atomics: settings & 1 != 0, immediate: settings & 2 != 0, commit: settings & 4 != 0 };
+    let features = Features {
+        atomics: settings & 1 != 0,
+        immediate: settings & 2 != 0,
+        commit: settings & 4 != 0,
+        infiniband: settings & 0x80 != 0,
+    };
     let accept = StartupOptions { features, ird: 4, ord: u16::from(settings >> 4 & 3), ..StartupOptions::default() };
     let mut world = World::new(1, SimOptions::default());
     let host = HostOptions { receive_buffers: 128, transmit_buffers: 128, queue_pairs: 4, ..HostOptions::default() };

@@ -32,7 +32,7 @@ pub fn receive(octets: &[u8]) {
     }
     let (of_initiator, of_responder) = parameters();
     run(Stream::new(&of_initiator, Features::default()), rest);
-    let all = Features { atomics: true, immediate: true, commit: true };
+    let all = Features { atomics: true, immediate: true, commit: true, infiniband: true };
     run(Stream::new(&of_responder, all), rest);
 }
 

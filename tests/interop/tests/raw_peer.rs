@@ -270,7 +270,7 @@ fn the_stack_speaks_first_to_a_peer_to_peer_kernel(context: &Context) {
     }
 }
 
-const EXTENSIONS: Features = Features { atomics: true, immediate: true, commit: false };
+const EXTENSIONS: Features = Features { atomics: true, immediate: true, commit: false, infiniband: false };
 
 /// A kernel socket that the stack, with the extensions enabled, has accepted; `flags` are those of the Request.
 fn extended(context: &Context, port: u16, flags: u8, markers: bool) -> (Endpoint, RawPeer) {

@@ -431,7 +431,7 @@ fn pattern(seed: u64, octets: usize) -> Vec<u8> {
 }
 
 const LISTENING: u16 = 7471;
-const NO_FEATURES: Features = Features { atomics: false, immediate: false, commit: false };
+const NO_FEATURES: Features = Features { atomics: false, immediate: false, commit: false, infiniband: false };
 
 fn every_conversation(context: &Context, guest: &mut Guest) {
     let listener = guest.start(&format!("siw-peer listen {LISTENING} {LARGE}"));
@@ -522,7 +522,7 @@ fn stags_are_invalidated_either_way(context: &Context) {
 }
 
 fn extensions_are_refused_by_siw(context: &Context) {
-    let all = Features { atomics: true, immediate: true, commit: true };
+    let all = Features { atomics: true, immediate: true, commit: true, infiniband: false };
     for opcode in [ATOMIC_REQUEST, IMMEDIATE, COMMIT_REQUEST] {
         let mut told = Told::connect(context, LISTENING, 4096, all);
         let siw = told.offer();

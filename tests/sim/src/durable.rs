@@ -11,7 +11,7 @@ use uwarp_testkit::rig::{Pair, World};
 use crate::pairs::element;
 
 /// The features of a side that commits.
-pub const COMMIT: Features = Features { atomics: true, immediate: true, commit: true };
+pub const COMMIT: Features = Features { atomics: true, immediate: true, commit: true, infiniband: false };
 
 /// A store that separates synced from unsynced data, and fails on request.
 #[derive(Default)]

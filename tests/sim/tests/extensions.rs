@@ -11,7 +11,7 @@ use uwarp_sim_tests::raw::{RawPeer, assert_terminates, fpdu, request, untagged, 
 use uwarp_testkit::rig::{Pair, PairOptions, World};
 use uwarp_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
-const BOTH: Features = Features { atomics: true, immediate: true, commit: false };
+const BOTH: Features = Features { atomics: true, immediate: true, commit: false, infiniband: false };
 /// All that an atomic needs.
 const ATOMIC: Access = Access::ALL;
 

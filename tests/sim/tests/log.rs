@@ -19,7 +19,7 @@ use uwarp_sim_tests::pairs::{PORT, element, sge, with};
 use uwarp_testkit::rig::{HostOptions, Pair, PairOptions, World};
 use uwarp_testkit::sim::SimOptions;
 
-const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
+const FEATURES: Features = Features { atomics: false, immediate: true, commit: true, infiniband: false };
 const SEGMENT: u32 = 4096;
 const MESSAGE: usize = 1024;
 const MESSAGES: usize = 8;

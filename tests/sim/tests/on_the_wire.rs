@@ -125,7 +125,7 @@ fn parse(ulpdu: &[u8]) -> Said {
 fn messages_leave_in_the_order_of_posting() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut scene = scene(with(Features { atomics: true, immediate: true, commit: false }));
+        let mut scene = scene(with(Features { atomics: true, immediate: true, commit: false, infiniband: false }));
         let source = scene.world.hosts[1].register(vec![1; 64], Access::LOCAL_WRITE);
         scene.say(&write(1, 0, &[]));
         let (mut expected, mut sends, mut requests) = (Vec::new(), 0, 0);

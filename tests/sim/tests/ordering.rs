@@ -436,7 +436,7 @@ fn run(seed: u64, met: &mut Met) {
     for _ in 0..2 {
         world.add(HostOptions::default(), |config| config.tcp.rto_min = Duration::from_millis(1));
     }
-    let features = Features { atomics: true, immediate: true, commit: true };
+    let features = Features { atomics: true, immediate: true, commit: true, infiniband: false };
     let startup = StartupOptions { features, ord: 4, ird: 4, ..StartupOptions::default() };
     let requests = world.hosts[1].listen(7471);
     let mut sides = [Side::new(&mut world, 0, seed), Side::new(&mut world, 1, !seed)];

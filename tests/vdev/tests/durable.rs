@@ -30,7 +30,7 @@ const RECORD: usize = 32;
 const REGION: usize = RECORDS * RECORD;
 /// Writes with Commit under way.
 const DEPTH: usize = 12;
-const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
+const COMMIT: Features = Features { atomics: false, immediate: false, commit: true, infiniband: false };
 
 #[derive(Serialize, Deserialize)]
 enum Task {

@@ -30,7 +30,7 @@ const SEED: u64 = 1;
 const ATTACKER: &[u8] = b"attacker";
 /// The server's channels, as in uwarp-copy.
 const SHAPE: Shape = Shape { message: 8192, messages: 24, work: 8 };
-const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
+const COMMIT: Features = Features { atomics: false, immediate: false, commit: true, infiniband: false };
 /// Octets of the region that a Commit lists as often as possible.
 const DURABLE: usize = 16 << 20;
 

@@ -19,7 +19,7 @@ const NAME: &str = "four_processes_hold_a_lock_in_turn";
 /// The first one has the memory.
 const INTERFACES: [&str; 5] = ["lock0", "lock1", "lock2", "lock3", "lock4"];
 const CLIENTS: u64 = INTERFACES.len() as u64 - 1;
-const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false };
+const ATOMICS: Features = Features { atomics: true, immediate: false, commit: false, infiniband: false };
 /// Offsets of the words: the lock, what it guards, and who held it, by number.
 const LOCK: u64 = 0;
 const GUARDED: u64 = 8;

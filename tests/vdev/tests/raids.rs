@@ -33,7 +33,7 @@ const DEPTH: usize = 4;
 const SEED: u64 = 3;
 /// An attack that does not work by then has lost too much.
 const ATTEMPT: Duration = Duration::from_secs(2);
-const COMMIT: Features = Features { atomics: false, immediate: false, commit: true };
+const COMMIT: Features = Features { atomics: false, immediate: false, commit: true, infiniband: false };
 
 /// Writes its pattern to the server, and reports it by a Send.
 fn transfer(endpoint: &mut Endpoint) {

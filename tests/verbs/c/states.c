@@ -412,6 +412,8 @@ static void length(void)
 	found = next(received);
 	check(found.opcode == IBV_WC_RECV && found.byte_len == 0 && found.imm_data == htonl(0x01020304));
 	check(post(client->qp, 9, IBV_WR_RDMA_WRITE_WITH_IMM, 1u << 31) == EINVAL);
+	/* rdma_cm has agreed on no immediate data beside octets. */
+	check(post(client->qp, 9, IBV_WR_SEND_WITH_IMM, 1) == EOPNOTSUPP);
 }
 
 /* Whoever serves no Reads is not read. */

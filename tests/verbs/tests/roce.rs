@@ -119,7 +119,7 @@ fn rdma_cm_connects_both_shapes() {
 /// What a program says for a queue pair of its own to that of another one's, as `stack/verbs-abi/src/rc/hello.rs` has
 /// it.
 fn hello(from: u32, to: u32) -> Vec<u8> {
-    [b"uwrc\0\x01\0\0", &from.to_be_bytes()[..], &to.to_be_bytes(), &[7; 8]].concat()
+    [b"uwrc\0\x02\0\0", &from.to_be_bytes()[..], &to.to_be_bytes(), &[7; 8]].concat()
 }
 
 #[test]

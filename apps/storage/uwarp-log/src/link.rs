@@ -21,7 +21,7 @@ use uwarp_log::writer::{Action, COMMIT_REGIONS, Options, Writer};
 /// Port that targets listen on unless told otherwise.
 pub const PORT: u16 = 20_060;
 /// What both sides have to agree on.
-pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
+pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true, infiniband: false };
 /// Messages, and the target's receives for Immediate Data of records under way.
 pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 256, work: 1024 };
 

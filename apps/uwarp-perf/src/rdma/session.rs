@@ -21,7 +21,7 @@ const LOOK_AROUND: u32 = 1 << 14;
 /// Octets that are filled or checked at once.
 const PIECE: u64 = 64 << 10;
 /// The features of the data connections beyond RFC 5040.
-pub const FEATURES: Features = Features { atomics: true, immediate: true, commit: true };
+pub const FEATURES: Features = Features { atomics: true, immediate: true, commit: true, infiniband: false };
 /// The control connection's messages.
 pub const CONTROL: Shape = Shape { message: Control::LEN, messages: 8, work: 0 };
 

@@ -15,6 +15,7 @@ pub use uwarp_iwarp::opcode::Features;
 pub use uwarp_iwarp::startup::ReadyToReceiveKinds;
 use uwarp_memory::Access;
 use uwarp_ring::{Consumer, Notifier, Producer, Slot};
+pub use uwarp_wire::ddp::NotReadyRetries;
 
 use crate::api::ends::{IncomingStream, StreamEnds, StreamOptions, StreamSetup, StreamShared};
 pub use crate::api::event::{
@@ -98,7 +99,7 @@ pub enum Command {
         queue_pair: u32,
     },
     /// Ends the attempt of a queue pair to connect, and connects it no more. It stays as one whose peer has gone (see
-    /// [`QueuePairSetup::outlives_peer`]). Nothing happens to one that is connected, or in the error state.
+    /// [`Rules::outlives_peer`]). Nothing happens to one that is connected, or in the error state.
     GiveUpPeer {
         /// Which queue pair.
         queue_pair: u32,
@@ -110,6 +111,15 @@ pub enum Command {
         /// As in [`QueuePairSetup::access`].
         access: Access,
         /// Receives a message when nothing is placed, read or changed any more that is refused now.
+        done: Sender<()>,
+    },
+    /// Changes how a queue pair waits for receives.
+    SetNotReady {
+        /// Which queue pair.
+        queue_pair: u32,
+        /// As in [`Rules::not_ready`].
+        not_ready: NotReady,
+        /// Receives a message when messages that are posted from now on go by it.
         done: Sender<()>,
     },
     /// Makes an idle queue pair one of unreliable datagrams (RoCE v2), or gives it another key: it receives from now
@@ -276,6 +286,30 @@ impl Drop for Membership {
     }
 }
 
+/// How a queue pair waits for receives where both ends have agreed on [`Features::infiniband`]. The waiting is the
+/// receiver's: it knows whether it has delivered the message when it says that it has not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NotReady {
+    /// How often a message of this side may find no receive before it fails with `Status::ReceiverNotReady`.
+    pub retries: NotReadyRetries,
+    /// How long the peer's messages wait each time that they find none here.
+    pub pause: Duration,
+}
+
+/// What a queue pair has of those of InfiniBand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// When the peer closes, resets or falls silent, nothing is flushed or reported as long as no request is posted.
+    /// Receives stay where they are. The first request fails with [`Status::PeerGone`], and then the queue pair goes to
+    /// the error state. But one that has accepted and has not heard anything from the initiator is idle again: its
+    /// connection counts as an attempt that has failed, although it was reported as established.
+    ///
+    /// [`Status::PeerGone`]: crate::work::Status::PeerGone
+    pub outlives_peer: bool,
+    /// How it waits for receives.
+    pub not_ready: NotReady,
+}
+
 /// A queue pair for an engine.
 #[derive(Debug)]
 pub struct QueuePairSetup {
@@ -306,13 +340,8 @@ pub struct QueuePairSetup {
     /// Every Send and Write completes only when acknowledged by the peer's TCP. In return an acknowledgment of ours
     /// says that octets are placed: that of an FPDU that waits for a receive, or is refused, is withheld.
     pub complete_on_ack: bool,
-    /// When the peer closes, resets or falls silent, nothing is flushed or reported as long as no request is posted.
-    /// Receives stay where they are. The first request fails with [`Status::PeerGone`], and then the queue pair goes to
-    /// the error state. But one that has accepted and has not heard anything from the initiator is idle again: its
-    /// connection counts as an attempt that has failed, although it was reported as established.
-    ///
-    /// [`Status::PeerGone`]: crate::work::Status::PeerGone
-    pub outlives_peer: bool,
+    /// What it has of InfiniBand's queue pairs.
+    pub rules: Rules,
     /// Set when its stream is in full operation, before anything says so or completes.
     pub established: Arc<AtomicBool>,
     /// Where events of its connection go.

@@ -67,8 +67,14 @@ pub enum Status {
     /// could not be made durable. The connection continues, and a received message is delivered.
     CommitFailed = 11,
     /// The peer has gone, or was never reached. Only a queue pair that outlives its peer says so
-    /// ([`QueuePairSetup::outlives_peer`](crate::command::QueuePairSetup::outlives_peer)), of its first request then.
+    /// ([`Rules::outlives_peer`](crate::command::Rules::outlives_peer)), of its first request then.
     PeerGone = 12,
+    /// The peer had no receive posted for the message, for longer than the message waits. Like the next one, it comes
+    /// only with [`Features::infiniband`](crate::command::Features::infiniband), and is
+    /// [`Status::RemoteOperation`] without it.
+    ReceiverNotReady = 13,
+    /// The peer had a receive posted that was too short, or does not support the operation.
+    RemoteInvalidRequest = 14,
 }
 
 impl Status {
@@ -91,6 +97,8 @@ impl CompletionFlags {
     pub const IMMEDIATE: CompletionFlags = CompletionFlags(4);
     /// It is a datagram's: [`Completion::immediate`] holds in its upper half the number of the sender's queue pair.
     pub const DATAGRAM: CompletionFlags = CompletionFlags(8);
+    /// The immediate data came beside the octets of a Send.
+    pub const WITH_SEND: CompletionFlags = CompletionFlags(16);
 
     /// Whether every flag of `other` is set.
     pub const fn contains(self, other: CompletionFlags) -> bool {

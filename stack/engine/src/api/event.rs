@@ -224,6 +224,12 @@ pub enum AsyncEvent {
         /// The queue pair.
         queue_pair: u32,
     },
+    /// The peer of a queue pair with [`Features::infiniband`](crate::command::Features::infiniband) has sent its first
+    /// message or request.
+    FirstMessage {
+        /// Which queue pair.
+        queue_pair: u32,
+    },
     /// The engine or its device is gone for good.
     DeviceFatal {
         /// Why.

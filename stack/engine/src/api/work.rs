@@ -82,18 +82,21 @@ pub enum SendOpcode {
     LocalInvalidate = 6,
     /// A Send of a queue pair of datagrams, to where its [`DatagramPath`](crate::datagram::DatagramPath) leads.
     Datagram = 7,
+    /// Send with immediate data, and with a flag a solicited event: the low 32 bits of the remote offset. Both ends
+    /// must have agreed on [`Features::infiniband`](crate::command::Features::infiniband).
+    SendImmediate = 8,
     /// RDMA Read (RFC 5040 §4.4): a Read Request, completed by its Read Response.
-    Read = 8,
+    Read = 9,
     /// FetchAdd (RFC 7306 §5.1.1), completed by its Atomic Response. Its inline data are [`AtomicOperands`], and behind
     /// them [`AtomicOperands::sink_octets`] if the former value goes to memory.
-    FetchAdd = 9,
+    FetchAdd = 10,
     /// CmpSwap (RFC 7306 §5.1.2), completed by its Atomic Response. Inline data as for [`SendOpcode::FetchAdd`].
-    CompareSwap = 10,
+    CompareSwap = 11,
     /// RDMA Commit (draft-talpey-rdma-commit §3.2) of the peer's memory that the entries name, completed by its Commit
     /// Response.
-    Commit = 11,
+    Commit = 12,
     /// An RDMA Write followed by a Commit of what it wrote, as one work request, completed by the Commit Response.
-    WriteCommit = 12,
+    WriteCommit = 13,
 }
 
 impl SendOpcode {
@@ -125,11 +128,12 @@ impl SendOpcode {
             5 => SendOpcode::Bind,
             6 => SendOpcode::LocalInvalidate,
             7 => SendOpcode::Datagram,
-            8 => SendOpcode::Read,
-            9 => SendOpcode::FetchAdd,
-            10 => SendOpcode::CompareSwap,
-            11 => SendOpcode::Commit,
-            12 => SendOpcode::WriteCommit,
+            8 => SendOpcode::SendImmediate,
+            9 => SendOpcode::Read,
+            10 => SendOpcode::FetchAdd,
+            11 => SendOpcode::CompareSwap,
+            12 => SendOpcode::Commit,
+            13 => SendOpcode::WriteCommit,
             _ => return None,
         })
     }
@@ -259,7 +263,11 @@ impl SendElement {
     #[inline]
     pub const fn payload_len(&self) -> u32 {
         match self.opcode {
-            SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Write | SendOpcode::Read => self.length,
+            SendOpcode::Send
+            | SendOpcode::SendInvalidate
+            | SendOpcode::SendImmediate
+            | SendOpcode::Write
+            | SendOpcode::Read => self.length,
             SendOpcode::WriteImmediate if self.flags.contains(SendFlags::INLINE) => self.length.saturating_sub(8),
             SendOpcode::Datagram if self.flags.contains(SendFlags::INLINE) => {
                 self.length.saturating_sub(DATAGRAM_ADDRESSES as u32)

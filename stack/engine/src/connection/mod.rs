@@ -102,6 +102,16 @@ impl Connection {
         self.tcp.holds_in_order()
     }
 
+    /// Whether both ends have agreed on the rules of InfiniBand.
+    pub(crate) fn has_rules_of_infiniband(&self) -> bool {
+        matches!(&self.phase, Phase::Running(running) if running.stream.features().infiniband)
+    }
+
+    /// Whether a message of the peer has waited for a receive for as long as it says itself, if it fails now.
+    pub(crate) fn has_waited_in_vain(&self) -> bool {
+        matches!(&self.phase, Phase::Running(running) if running.receive_wait.is_some_and(|wait| wait.is_agreed))
+    }
+
     /// Whether acknowledgments say that octets are placed, on both sides.
     pub(crate) fn acknowledges_placed(&self) -> bool {
         match &self.phase {

@@ -21,6 +21,8 @@ pub(crate) struct Running {
     pub(crate) transmit_start: u64,
     /// What is received has markers.
     pub(crate) receive_markers: bool,
+    /// The general code takes all that is received: it has markers, or else the first message is to be reported.
+    pub(crate) receives_long: bool,
     /// Octets of full operation before the next FPDU; counted only with markers.
     pub(crate) receive_position: u64,
     /// The message in transmission.
@@ -50,6 +52,10 @@ pub(crate) struct ReceiveWait {
     pub(crate) since: Instant,
     /// When a receive was looked for last.
     pub(crate) looked: Instant,
+    /// How long it waits; `None` if there is no end.
+    pub(crate) limit: Option<Duration>,
+    /// It says so itself, as both ends have agreed. If it has waited in vain, it alone fails.
+    pub(crate) is_agreed: bool,
 }
 
 /// A message in transmission, and where its payload comes from.

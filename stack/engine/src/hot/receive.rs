@@ -105,7 +105,7 @@ impl<B: Buffer> Connections<B> {
         let Some(template) = &next_hop.template else { return 0 };
         let frame = first.data();
         let Some(predicted) = Predicted::of::<B, LINK, IP>(first, frame, template) else { return 0 };
-        if running.receive_markers || !gather.is_empty() {
+        if running.receives_long || !gather.is_empty() {
             return 0;
         }
         // Only for the most frequent layout as a part of this function.

@@ -157,7 +157,8 @@ fn next_other(
             let data = ImmediateData(element.remote_offset);
             (running.stream.immediate(data, element.flags.contains(SendFlags::SOLICITED)), Source::NoPayload)
         }
-        SendOpcode::Send | SendOpcode::SendInvalidate => {
+        SendOpcode::SendImmediate if !running.stream.features().infiniband => return Err(Status::LocalOperation),
+        SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::SendImmediate => {
             (running.stream.send(send_kind(&element), element.length), source)
         }
         SendOpcode::Read => match begin_read(turn, running, queue_pair, &element)? {
@@ -202,6 +203,8 @@ pub(crate) fn send_kind(element: &SendElement) -> SendKind {
     match (element.opcode, element.flags.contains(SendFlags::SOLICITED)) {
         (SendOpcode::SendInvalidate, false) => SendKind::Invalidate(stag),
         (SendOpcode::SendInvalidate, true) => SendKind::SolicitedInvalidate(stag),
+        (SendOpcode::SendImmediate, false) => SendKind::Immediate(element.remote_offset as u32),
+        (SendOpcode::SendImmediate, true) => SendKind::SolicitedImmediate(element.remote_offset as u32),
         (_, false) => SendKind::Plain,
         (_, true) => SendKind::Solicited,
     }

@@ -127,13 +127,9 @@ impl Connection {
             events.send(AsyncEvent::OctetsNotAcknowledged { queue_pair: number, octets: left });
         }
         queue_pair.retire(lanes, self.tcp.octets_acknowledged());
-        let by_peer = matches!(
-            reason,
-            DisconnectReason::PeerClosed
-                | DisconnectReason::PeerClosedEarly
-                | DisconnectReason::Reset
-                | DisconnectReason::TimedOut
-        );
+        // Whatever ends by a Terminate and has to fail is flushed, and no longer connected.
+        let by_peer =
+            !matches!(reason, DisconnectReason::Local | DisconnectReason::Aborted | DisconnectReason::LocalError(_));
         if by_peer && queue_pair.outlives_peer() && queue_pair.stage == Stage::Connected {
             if is_unheard {
                 queue_pair.stage = Stage::Idle;

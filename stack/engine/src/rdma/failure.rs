@@ -1,8 +1,8 @@
 //! The end of a stream by a fault, a Terminate or an overflow, and the flush of posted work.
 
-use uwarp_iwarp::Message;
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::terminate::{ReceivedTerminate, RemoteStatus};
+use uwarp_iwarp::{Fault, Message};
 
 use crate::api::command::{AsyncEvent, ConnectionEvent, DisconnectReason, EventSink, TerminateCode};
 use crate::api::common::Common;
@@ -135,6 +135,10 @@ impl Rdma {
         if let Some(queue_pair) = queue_pair {
             // What was sent before this in the turn, or acknowledged in it, has succeeded.
             queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
+            if connection.has_waited_in_vain() && failure.fault == Fault::NoBuffer && queue_pair.outlives_peer() {
+                // It fails where it comes from.
+                return self.close_by_terminate(common, connection, message);
+            }
             let send = failure.send.filter(|_| queue_pair.send.begun() > 0).map(|status| (0, status));
             let was_flushed = queue_pair.stage == Stage::Error;
             self.flush_with(&mut common.counters, queue_pair, send, failure.receive);
@@ -142,6 +146,11 @@ impl Rdma {
                 self.announce_fatal(queue_pair, connection, failure);
             }
         }
+        self.close_by_terminate(common, connection, message);
+    }
+
+    /// Has a Terminate of this side end the stream; `None` if none is to be sent.
+    fn close_by_terminate(&self, common: &mut Common, connection: &mut Connection, message: Option<Message>) {
         connection.quiet = false;
         let Some(running) = connection.phase.running(&mut common.counters) else { return };
         running.limit = Limit::Close(common.now + self.config.terminate_drain);
@@ -203,7 +212,7 @@ impl Rdma {
     ) {
         queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
         let Some(running) = connection.phase.running(&mut common.counters) else { return };
-        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
+        let fault = Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         connection.ends_by(DisconnectReason::LocalError(status));
         let failure = Failure { fault, receive: None, send: None };
@@ -228,11 +237,12 @@ impl Rdma {
         common.counters.terminates_received += 1;
         let message = &terminate.terminate;
         let code = TerminateCode { layer: message.layer.code(), error_type: message.error_type, code: message.code };
+        let is_infiniband = connection.has_rules_of_infiniband();
         let status = match terminate.status() {
             RemoteStatus::RemoteAccess => Status::RemoteAccess,
-            RemoteStatus::RemoteInvalidRequest | RemoteStatus::RemoteOperation | RemoteStatus::LowerLayer => {
-                Status::RemoteOperation
-            }
+            RemoteStatus::ReceiverNotReady if is_infiniband => Status::ReceiverNotReady,
+            RemoteStatus::RemoteInvalidRequest if is_infiniband => Status::RemoteInvalidRequest,
+            _ => Status::RemoteOperation,
         };
         connection.ends_by(DisconnectReason::PeerTerminated(code));
         self.events.send(AsyncEvent::PeerTerminated { queue_pair: queue_pair.number, code });
@@ -241,7 +251,10 @@ impl Rdma {
             queue_pair.retire(&mut self.lanes, connection.tcp.octets_acknowledged());
         }
         let began = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
-        self.flush_with(&mut common.counters, queue_pair, began.then_some((0, status)), None);
+        // Without a request of ours, the peer has failed by one of its own, which disturbs nobody.
+        if began || !(is_infiniband && queue_pair.outlives_peer()) {
+            self.flush_with(&mut common.counters, queue_pair, began.then_some((0, status)), None);
+        }
         if let Phase::Running(running) = &mut connection.phase {
             running.limit = Limit::Close(common.now + self.config.terminate_drain);
             running.outgoing = None;
@@ -263,7 +276,7 @@ impl Rdma {
         self.events.send(AsyncEvent::CompletionQueueOverflow { queue, queue_pair: number });
         connection.ends_by(DisconnectReason::LocalError(Status::CompletionQueueOverflow));
         let Some(running) = connection.phase.running(&mut common.counters) else { return };
-        let fault = uwarp_iwarp::Fault::LocalCatastrophic;
+        let fault = Fault::LocalCatastrophic;
         let message = running.stream.fail(fault, None);
         let failure = Failure { fault, receive: None, send: None };
         self.end_by_fault(common, connection, Some(queue_pair), failure, message);

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use uwarp_memory::{Access, Association, DomainId, StreamId};
 
 use crate::api::command::{
-    Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
-    QueuePairSetup, Watch, Watched,
+    Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership, NotReady,
+    QueuePairSetup, Rules, Watch, Watched,
 };
 use crate::api::stats::QueuePairStats;
 use crate::api::work::Completion;
@@ -143,8 +143,8 @@ impl Peer {
 struct Reports {
     events: EventSink<ConnectionEvent>,
     watch: Watch,
-    /// It hears nothing of the peer's end before it posts a request: [`QueuePairSetup::outlives_peer`].
-    outlives_peer: bool,
+    /// Whether it hears of the peer's end before it posts a request, and how messages wait for receives.
+    rules: Rules,
     /// The connection has been in full operation and has not ended.
     was_established: bool,
 }
@@ -162,7 +162,17 @@ impl QueuePair {
 
     /// Whether the peer's end leaves it as it is.
     pub(crate) fn outlives_peer(&self) -> bool {
-        self.reports.outlives_peer
+        self.reports.rules.outlives_peer
+    }
+
+    /// How messages wait for receives, its own and the peer's.
+    pub(crate) fn not_ready(&mut self) -> &mut NotReady {
+        &mut self.reports.rules.not_ready
+    }
+
+    /// Whether the stream has ended or is about to, and the queue pair stays as it is until a request is posted.
+    pub(crate) fn survives_stream(&self) -> bool {
+        self.outlives_peer() && self.stage != Stage::Error
     }
 
     /// Whether other queue pairs use the protection domain.
@@ -243,12 +253,7 @@ impl QueuePair {
             send_completions: setup.send_completions,
             receive_completions: setup.receive_completions,
             established: setup.established,
-            reports: Reports {
-                events: setup.events,
-                watch: setup.watch,
-                outlives_peer: setup.outlives_peer,
-                was_established: false,
-            },
+            reports: Reports { events: setup.events, watch: setup.watch, rules: setup.rules, was_established: false },
             held: VecDeque::new(),
             written: WrittenRanges::default(),
             waiting_commits: VecDeque::new(),

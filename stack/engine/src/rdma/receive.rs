@@ -8,13 +8,13 @@
 
 use uwarp_iwarp::fault::LocalStatus;
 use uwarp_iwarp::framing::{Framed, LENGTH_LEN, Marked, deframe, deframe_marked};
-use uwarp_iwarp::{Delivery, Fault, SendKind, Stream};
+use uwarp_iwarp::{Delivery, Fault};
 use uwarp_memory::{Access, AccessError, AtomicError, InvalidateError, Turn, kernels};
 
 use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
-use crate::api::work::{CompletionFlags, Sge, Status};
+use crate::api::work::{Sge, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::connection::running::Running;
@@ -294,7 +294,7 @@ impl Rdma {
             }
             &Ok(Delivery::Send { first, kind, message_offset, payload, last }) => {
                 if first && !self.begin_receive(queue_pair) {
-                    self.await_receive(common, running, &mut connection.tcp, queue_pair)
+                    self.await_receive(common, (running, ulpdu), &mut connection.tcp, queue_pair)
                 } else {
                     // A receive completes only behind this: its message may answer one of ours, and programs count on
                     // hearing first that theirs has arrived, which the same segment may acknowledge.
@@ -338,7 +338,7 @@ impl Rdma {
                     self.on_immediate(common, turn, queue_pair, &running.stream, immediate);
                     Ok(())
                 } else {
-                    self.await_receive(common, running, &mut connection.tcp, queue_pair)
+                    self.await_receive(common, (running, ulpdu), &mut connection.tcp, queue_pair)
                 }
             }
             Ok(Delivery::AtomicRequest(atomic)) => {
@@ -385,6 +385,9 @@ impl Rdma {
                     && is_taken
                 {
                     running.stream.commit(delivery);
+                    if running.receives_long {
+                        self.report_first(running, queue_pair.number, delivery);
+                    }
                 }
                 is_taken
             }
@@ -400,39 +403,6 @@ impl Rdma {
             self.on_overflow(common, connection, queue_pair);
         }
         is_taken
-    }
-
-    /// The last octets of a Send were placed.
-    #[inline]
-    fn complete_receive(
-        &mut self,
-        common: &mut Common,
-        turn: &Turn<'_>,
-        queue_pair: &mut QueuePair,
-        stream: &Stream,
-        kind: SendKind,
-        length: u32,
-    ) -> Result<(), Failure> {
-        // Before an STag is made invalid, which may be that of what was written.
-        let hold = self.hold_for(turn, common.now, queue_pair);
-        if let Some(stag) = kind.invalidates() {
-            let shared = queue_pair.domain_is_shared();
-            turn.invalidate(queue_pair.association, stag.0, shared)
-                .map_err(|error| Failure::from(invalidate_fault(error)))?;
-        }
-        let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, length, Status::Success) else {
-            common.counters.cannot_be("a message ends that has taken no receive");
-            return Ok(());
-        };
-        if kind.is_solicited() {
-            completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
-        }
-        if let Some(stag) = kind.invalidates() {
-            completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
-            completion.invalidated = stag.0;
-        }
-        self.deliver_receive(queue_pair, stream, completion, hold);
-        Ok(())
     }
 }
 

@@ -10,27 +10,32 @@
 //! - Acknowledgments are processed, and what we send leaves. The peer's responses lie behind the message and wait.
 //!
 //! Posting a receive rings no doorbell, so the connection's timer looks for one: often at first, then ever less.
+//!
+//! Where both ends have agreed on the rules of InfiniBand, the message itself says how often it may find no receive
+//! ([`NotReadyRetries`](uwarp_wire::ddp::NotReadyRetries)), and this side how long it waits each time. It waits here
+//! and not where it comes from, so a message that has failed was not received. The stream ends then, and this side's
+//! queue pair stays as it is, as one whose peer has gone.
 
 use std::time::Duration;
 
 use uwarp_iwarp::framing::{Framed, deframe};
-use uwarp_iwarp::{Fault, Stream};
+use uwarp_iwarp::{Delivery, Fault, SendKind, Stream};
 use uwarp_memory::Turn;
 use uwarp_tcp::Instant;
 use uwarp_wire::rdmap::ImmediateData;
 
-use crate::api::command::AsyncEvent;
+use crate::api::command::{AsyncEvent, NotReady};
 use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::phase::Phase;
 use crate::connection::running::{Ending, ReceiveWait, Running};
-use crate::connection::{Connection, HeldFrames};
+use crate::connection::{Connection, Connections, HeldFrames};
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
-use crate::rdma::receive::{Failure, crc_of};
+use crate::rdma::receive::{Failure, crc_of, invalidate_fault};
 use crate::rdma::receive_queue::SharedReceiveEvent;
 
 /// First and longest time between two looks for a receive.
@@ -38,6 +43,26 @@ pub(crate) const FIRST_LOOK: Duration = Duration::from_micros(30);
 const LAST_LOOK: Duration = Duration::from_millis(10);
 /// Between them, the time grows with this part of the wait so far.
 const LOOK_PART: u32 = 8;
+/// A process that has not looked for so long at least was stopped.
+const STOPPED: Duration = Duration::from_millis(100);
+
+impl ReceiveWait {
+    /// Whether the message has waited for long enough. The peer's requests before it are answered first.
+    fn is_over(&self, now: Instant, stream: &Stream) -> bool {
+        let has_waited = self.limit.is_some_and(|limit| now >= self.since + limit);
+        has_waited && !(self.is_agreed && stream.owes_response())
+    }
+
+    /// Takes note of a look for a receive.
+    fn look(&mut self, now: Instant) {
+        let stopped = self.limit.map_or(Duration::MAX, |limit| STOPPED.max(limit / 2));
+        if now - self.looked > stopped {
+            // This process was stopped, and so was the thread that was to post a receive.
+            self.since = now;
+        }
+        self.looked = now;
+    }
+}
 
 impl Rdma {
     /// No receive is posted for the message that has just begun: makes it wait, or says that it has failed. While it
@@ -46,25 +71,31 @@ impl Rdma {
     pub(super) fn await_receive(
         &mut self,
         common: &mut Common,
-        running: &mut Running,
+        (running, ulpdu): (&mut Running, &[u8]),
         tcp: &mut uwarp_tcp::Connection,
         queue_pair: &mut QueuePair,
     ) -> Result<(), Failure> {
         let message = running.stream.await_receive();
-        let limit = self.config.receive_wait;
         match running.receive_wait.filter(|wait| wait.message == message) {
             None => {
                 self.report_shared_receives(queue_pair);
-                if limit.is_zero() || running.ending != Ending::No {
+                let retries = running.stream.retries_of(ulpdu);
+                let limit = match retries {
+                    None => Some(self.config.receive_wait),
+                    Some(retries) => retries.count().map(|count| queue_pair.not_ready().pause * count),
+                };
+                let is_agreed = retries.is_some();
+                if limit == Some(Duration::ZERO) && !is_agreed || running.ending != Ending::No {
                     return Err(Fault::NoBuffer.into());
                 }
                 common.counters.receive_waits += 1;
-                running.receive_wait = Some(ReceiveWait { message, since: common.now, looked: common.now });
+                let (since, looked) = (common.now, common.now);
+                running.receive_wait = Some(ReceiveWait { message, since, looked, limit, is_agreed });
             }
             Some(wait) => {
                 // It was reported when the wait began.
                 let _ = queue_pair.receive.take_event();
-                if common.now >= wait.since + limit {
+                if wait.is_over(common.now, &running.stream) {
                     common.counters.receive_waits_expired += 1;
                     return Err(Fault::NoBuffer.into());
                 }
@@ -83,19 +114,16 @@ impl Rdma {
         let Phase::Running(running) = &mut connection.phase else { return None };
         let delivers = running.stream.delivers();
         let wait = running.receive_wait.as_mut().filter(|_| delivers)?;
-        if now - wait.looked > self.config.receive_wait / 2 {
-            // This process was stopped, and so was the thread that was to post a receive.
-            wait.since = now;
-        }
-        wait.looked = now;
+        wait.look(now);
         let wait = *wait;
-        let until = wait.since + self.config.receive_wait;
+        let is_over = wait.is_over(now, &running.stream);
         let queue_pair = self.queue_pair(connection.queue_pair?)?;
-        if now >= until || queue_pair.receive.has_element(queue_pair.number) {
+        if is_over || queue_pair.receive.has_element(queue_pair.number) {
             return None;
         }
-        let waited = now - wait.since;
-        Some(until.min(now + (waited / LOOK_PART).clamp(FIRST_LOOK, LAST_LOOK)))
+        let next = now + ((now - wait.since) / LOOK_PART).clamp(FIRST_LOOK, LAST_LOOK);
+        let end = wait.limit.map(|limit| wait.since + limit).filter(|end| *end > now);
+        Some(end.map_or(next, |end| end.min(next)))
     }
 
     /// Takes what was put aside with the message that waits.
@@ -171,6 +199,21 @@ impl Connection {
 }
 
 impl Rdma {
+    /// Changes how a queue pair waits for receives. What it has begun to send goes by what was before.
+    pub(crate) fn set_not_ready<B: Buffer>(
+        &mut self,
+        connections: &mut Connections<B>,
+        number: u32,
+        not_ready: NotReady,
+    ) {
+        let Some(queue_pair) = self.queue_pair(number) else { return };
+        *queue_pair.not_ready() = not_ready;
+        let connection = queue_pair.connection.and_then(|index| connections.table.get_mut(index));
+        if let Some(Connection { phase: Phase::Running(running), .. }) = connection {
+            running.stream.say_retries(not_ready.retries);
+        }
+    }
+
     /// Takes a receive for a new message. False: none is posted; `await_receive` is next.
     #[inline]
     pub(crate) fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> bool {
@@ -192,6 +235,58 @@ impl Rdma {
                 }
             });
         }
+    }
+
+    /// Reports the peer's first message or request. What only opens the stream is none.
+    #[cold]
+    pub(super) fn report_first(&self, running: &mut Running, queue_pair: u32, delivery: &Delivery<'_>) {
+        let opens = match delivery {
+            Delivery::ReadyToReceive { .. } | Delivery::Terminate(_) => true,
+            Delivery::Write { payload, .. } => payload.is_empty(),
+            Delivery::ReadRequest(read) => read.request.length == 0,
+            _ => false,
+        };
+        if !running.receive_markers && !opens {
+            running.receives_long = false;
+            self.events.send(AsyncEvent::FirstMessage { queue_pair });
+        }
+    }
+
+    /// The last octets of a Send were placed.
+    #[inline]
+    pub(super) fn complete_receive(
+        &mut self,
+        common: &mut Common,
+        turn: &Turn<'_>,
+        queue_pair: &mut QueuePair,
+        stream: &Stream,
+        kind: SendKind,
+        length: u32,
+    ) -> Result<(), Failure> {
+        // Before an STag is made invalid, which may be that of what was written.
+        let hold = self.hold_for(turn, common.now, queue_pair);
+        if let Some(stag) = kind.invalidates() {
+            let shared = queue_pair.domain_is_shared();
+            turn.invalidate(queue_pair.association, stag.0, shared)
+                .map_err(|error| Failure::from(invalidate_fault(error)))?;
+        }
+        let Some(mut completion) = queue_pair.receive.complete(queue_pair.number, length, Status::Success) else {
+            common.counters.cannot_be("a message ends that has taken no receive");
+            return Ok(());
+        };
+        if kind.is_solicited() {
+            completion.flags = completion.flags.union(CompletionFlags::SOLICITED);
+        }
+        if let Some(stag) = kind.invalidates() {
+            completion.flags = completion.flags.union(CompletionFlags::INVALIDATED);
+            completion.invalidated = stag.0;
+        }
+        if let Some(data) = kind.immediate() {
+            completion.flags = completion.flags.union(CompletionFlags::IMMEDIATE).union(CompletionFlags::WITH_SEND);
+            completion.immediate = data.into();
+        }
+        self.deliver_receive(queue_pair, stream, completion, hold);
+        Ok(())
     }
 
     /// Immediate Data takes a receive and leaves its memory alone: the data goes into the completion (RFC 7306 §6.3).

@@ -270,8 +270,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// The last segment of the current element was built and ends at `position` octets of the TCP stream. False: there
-    /// is no current element, which cannot be.
+    /// The current element is built and ends at `position` octets of TCP's stream. False: there is none, a defect.
     #[inline]
     pub(crate) fn finish(&mut self, position: u64) -> bool {
         let Some(current) = self.current.take() else { return false };
@@ -483,7 +482,8 @@ fn completion_of(element: &SendElement, number: u32, status: Status) -> Completi
         length: element.payload_len(),
         invalidated: 0,
         opcode: match element.opcode {
-            SendOpcode::Send | SendOpcode::SendInvalidate | SendOpcode::Datagram => CompletionOpcode::Send,
+            SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
+            SendOpcode::SendImmediate | SendOpcode::Datagram => CompletionOpcode::Send,
             SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::Write,
             SendOpcode::Immediate => CompletionOpcode::Immediate,
             SendOpcode::Read => CompletionOpcode::Read,

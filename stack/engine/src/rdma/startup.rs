@@ -77,7 +77,11 @@ impl Connection {
         limit: Limit,
     ) {
         let acknowledges_placed = queue_pair.send.completes_on_ack();
-        let running = Running { limit, acknowledges_placed, ..Running::new(self, &parameters, features) };
+        let mut running = Running { limit, acknowledges_placed, ..Running::new(self, &parameters, features) };
+        running.stream.say_retries(queue_pair.not_ready().retries);
+        if acknowledges_placed && features.infiniband {
+            self.tcp.expect_withholding();
+        }
         self.phase.enter(Phase::Running(Box::new(running)));
         let (local, peer) = endpoints(&self.flow);
         queue_pair.established.store(true, Ordering::Release);
@@ -134,6 +138,7 @@ impl Running {
             marker_mask: if parameters.transmit_markers { u32::MAX } else { 0 },
             transmit_start: connection.tcp.octets_pushed() + frame,
             receive_markers: parameters.receive_markers,
+            receives_long: parameters.receive_markers || features.infiniband,
             receive_position: 0,
             outgoing: None,
             balance: 0,

@@ -74,6 +74,10 @@ impl<P: Port> Core<P> {
                 }
                 let _ = done.send(());
             }
+            Command::SetNotReady { queue_pair, not_ready, done } => {
+                rdma.set_not_ready(connections, queue_pair, not_ready);
+                let _ = done.send(());
+            }
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {
                 let requests = Requests::Rdma { requests, watch };
                 let listener = Listener::new(listener, address, backlog, requests, common.config.secret);

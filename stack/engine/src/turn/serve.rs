@@ -155,7 +155,7 @@ impl<P: Port> Core<P> {
         }
         let Some(queue_pair) = queue_pair else { return false };
         if !running.stream.may_send_messages() {
-            if running.stream.state().flushes() {
+            if running.stream.state().flushes() && !queue_pair.survives_stream() {
                 self.rdma.flush_with(&mut self.common.counters, queue_pair, None, None);
             } else {
                 connection.close_if_finished(queue_pair, now);

@@ -170,7 +170,7 @@ fn more_atomics_than_agreed_find_no_buffer() {
 
 #[test]
 fn a_segment_that_was_only_inspected_has_changed_nothing() {
-    let features = crate::opcode::Features { immediate: true, atomics: true, commit: true };
+    let features = crate::opcode::Features { immediate: true, atomics: true, commit: true, infiniband: false };
     let parameters = crate::stream::tests::parameters(crate::startup::Role::Initiator, 2, 1);
     let mut stream = Stream::new(&parameters, features);
     stream.try_begin_read(&read(8)).unwrap();

@@ -2,8 +2,9 @@
 
 /// What stands in front.
 const MAGIC: [u8; 4] = *b"uwrc";
-/// The version of what follows. Another one is not understood.
-const VERSION: u16 = 1;
+/// The version of what follows. Another one is not understood. Who speaks this one has the rules of InfiniBand
+/// ([`uwarp::Features::infiniband`]), too; version 1, which was in no release, did not.
+const VERSION: u16 = 2;
 const OCTETS: usize = 24;
 
 /// Who speaks to whom.
@@ -58,7 +59,7 @@ mod tests {
         for wrong in [&octets[..OCTETS - 1], &[], b"a program's own private data, of any length"] {
             assert_eq!(Hello::read(wrong), None);
         }
-        let other_version = [&octets[..4], &[0, 2], &octets[6..]].concat();
+        let other_version = [&octets[..4], &[0, 1], &octets[6..]].concat();
         assert_eq!(Hello::read(&other_version), None);
     }
 }

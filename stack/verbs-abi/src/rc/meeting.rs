@@ -10,6 +10,7 @@ use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
 use crate::process;
 use crate::rc::hello::Hello;
+use crate::rc::not_ready;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::context::MOST_READS;
 use crate::verbs::device;
@@ -24,7 +25,7 @@ use std::sync::OnceLock;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use uwarp::{
-    AcceptOptions, ConnectOptions, ConnectRequest, ConnectionChange, EventChannel, ListenOptions, Listener,
+    AcceptOptions, ConnectOptions, ConnectRequest, ConnectionChange, EventChannel, ListenOptions, Listener, NotReady,
     QueuePairChange, QueuePairOptions, ReadyToReceiveKinds,
 };
 
@@ -115,7 +116,7 @@ pub(crate) fn meet(pair: &Handle<QueuePair>, channel: &EventChannel, wanted: &ib
     };
     pair.send.lock().queue.close();
     let mut link = Link::new(pair.id, own, peer, role, wanted.max_dest_rd_atomic.into());
-    if let Err(errno) = prepare(pair, &mut link, channel) {
+    if let Err(errno) = prepare(pair, &mut link, channel, not_ready::pause(wanted.min_rnr_timer)) {
         if let Some(shadow) = link.take_shadow() {
             pair::destroy_shadow(&base, shadow)?;
         }
@@ -150,10 +151,11 @@ fn shadow(pair: &Handle<QueuePair>, base: &ibv_qp) -> Result<uwarp::QueuePair, E
 
 /// Gives an engine the queue pair, with what InfiniBand's programs rely on: what completes is in the peer's memory, and
 /// the peer's end disturbs nobody.
-fn prepare(pair: &Handle<QueuePair>, link: &mut Link, channel: &EventChannel) -> Result<(), Errno> {
+fn prepare(pair: &Handle<QueuePair>, link: &mut Link, channel: &EventChannel, pause: Duration) -> Result<(), Errno> {
     let change = QueuePairChange {
         complete_when_acknowledged: Some(true),
         outlives_peer: Some(true),
+        not_ready: Some(NotReady { pause, ..NotReady::default() }),
         ..QueuePairChange::default()
     };
     let mut control = pair.control();
@@ -163,7 +165,7 @@ fn prepare(pair: &Handle<QueuePair>, link: &mut Link, channel: &EventChannel) ->
         shadow.control.modify(QueuePairChange { access: Some(access), ..change })?;
         control.exchange_receives(&mut shadow.control)?;
     }
-    control.take_requests_early(pair::features())?;
+    control.take_requests_early(pair::features_of_links())?;
     control.attach(channel, link.key);
     Ok(())
 }
@@ -206,7 +208,7 @@ fn ask(pair: &Handle<QueuePair>, link: &mut Link, channel: &EventChannel) {
         ord: MOST_READS as u16,
         timeout: pair::START_LIMIT,
         answer_timeout: Some(pair::ANSWER_LIMIT),
-        features: pair::features(),
+        features: pair::features_of_links(),
         local_address: Some(link.own.address),
         ..ConnectOptions::default()
     }
@@ -234,7 +236,7 @@ fn accept(pair: &Handle<QueuePair>, link: &mut Link, channel: &EventChannel, req
         ird: link.ird,
         ord: MOST_READS as u16,
         timeout: pair::START_LIMIT,
-        features: pair::features(),
+        features: pair::features_of_links(),
         ..AcceptOptions::default()
     };
     if let Some(shadow) = link.shadow() {
@@ -311,7 +313,14 @@ fn settle(pair: &Handle<QueuePair>, link: &mut Link, channel: &EventChannel, cha
                 begin(pair, link, channel);
             }
         }
-        ConnectionChange::Disconnected(_) if state(pair) != IBV_QPS_RESET => set_state(pair, IBV_QPS_ERR),
+        ConnectionChange::Disconnected(_) if state(pair) != IBV_QPS_RESET => {
+            set_state(pair, IBV_QPS_ERR);
+            if let Some(shadow) = link.shadow()
+                && let Err(error) = shadow.control.flush()
+            {
+                tracing::info!(%error, "receives of a queue pair that is its own peer stay posted");
+            }
+        }
         _ => {}
     }
 }

@@ -4,3 +4,4 @@
 mod hello;
 pub(crate) mod meeting;
 mod modify;
+mod not_ready;

@@ -5,7 +5,7 @@ use crate::dispatch;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, number};
 use crate::handle::Handle;
 use crate::process;
-use crate::rc::meeting;
+use crate::rc::{meeting, not_ready};
 use crate::verbs::context::MOST_READS;
 use crate::verbs::link::{Link, Stage};
 use crate::verbs::pair::{self, QueuePair, fail, purge, set_state, state};
@@ -339,6 +339,9 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, wanted: *mut ibv_qp_attr, ma
         let (pair, wanted) = unsafe { (Handle::<QueuePair>::get(qp.cast())?, wanted.as_ref().ok_or(EINVAL)?) };
         let mask = mask as u32;
         check(pair, wanted, mask)?;
+        if mask & (IBV_QP_RNR_RETRY | IBV_QP_MIN_RNR_TIMER) != 0 {
+            not_ready::set(pair, wanted, mask)?;
+        }
         if mask & IBV_QP_STATE != 0 {
             move_to(pair, wanted, mask)?;
         }

@@ -97,6 +97,8 @@ fn status_of(status: Status) -> ibv_wc_status {
         Status::CompletionQueueOverflow | Status::Fatal => IBV_WC_FATAL_ERR,
         Status::CommitFailed => IBV_WC_GENERAL_ERR,
         Status::PeerGone => IBV_WC_RETRY_EXC_ERR,
+        Status::ReceiverNotReady => IBV_WC_RNR_RETRY_EXC_ERR,
+        Status::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,
     }
 }
 
@@ -126,7 +128,7 @@ fn work_completion(completion: &Completion, qp_num: u32) -> ibv_wc {
         } else if let Some(data) = completion.immediate_data() {
             wc.wc_flags |= IBV_WC_WITH_IMM;
             wc.__bindgen_anon_1.imm_data = (data as u32).to_be();
-            if data & IMMEDIATE_OF_SEND == 0 {
+            if data & IMMEDIATE_OF_SEND == 0 && !completion.flags.contains(CompletionFlags::WITH_SEND) {
                 wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
                 wc.byte_len = (data >> WRITE_LENGTH_SHIFT) as u32;
             }

@@ -196,6 +196,11 @@ pub(crate) fn features() -> Features {
     Features { immediate: true, atomics: true, ..Features::default() }
 }
 
+/// What queue pairs that programs connect themselves agree on besides, by the version of their private data.
+pub(crate) fn features_of_links() -> Features {
+    Features { infiniband: true, ..features() }
+}
+
 /// How long a connection may take to come about, apart from what the acceptor's program does before it answers.
 pub(crate) const START_LIMIT: Duration = Duration::from_secs(15);
 /// How long that program may take. TCP notices before if its host or process is gone.

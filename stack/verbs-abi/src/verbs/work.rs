@@ -187,14 +187,10 @@ pub(crate) fn post(queue: &mut impl Post, request: &ibv_send_wr, data: &Data<'_>
         IBV_WR_RDMA_READ => SendRequest::read(id, sinks()?, rkey, remote),
         IBV_WR_RDMA_WRITE_WITH_IMM => written().with_immediate(immediate | told_length(data)?),
         IBV_WR_SEND_WITH_INV => sent().invalidate(word),
-        IBV_WR_SEND_WITH_IMM => {
-            if data.octets() > 0 {
-                // RFC 7306 has immediate data as a message of its own, which takes a receive of its own.
-                tracing::warn!("a Send with immediate data and octets cannot be told from two messages over iWARP");
-                return Err(EOPNOTSUPP);
-            }
-            SendRequest::immediate(id, immediate | IMMEDIATE_OF_SEND)
-        }
+        // RFC 7306 has immediate data as a message of its own, which takes a receive of its own. Beside octets it takes
+        // an agreement.
+        IBV_WR_SEND_WITH_IMM if data.octets() > 0 => sent().with_immediate(immediate),
+        IBV_WR_SEND_WITH_IMM => SendRequest::immediate(id, immediate | IMMEDIATE_OF_SEND),
         IBV_WR_ATOMIC_FETCH_AND_ADD => {
             SendRequest::fetch_add(id, atomic.rkey, atomic.remote_addr, atomic.compare_add).original_into(sink()?)
         }

@@ -17,8 +17,8 @@ use crossbeam::channel::{Receiver, TryRecvError, bounded, unbounded};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uwarp_engine::command::{
-    Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Features, Membership,
-    QueuePairSetup, Watch,
+    Abandoned, Command, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Features, Membership, NotReady,
+    QueuePairSetup, Rules, Watch,
 };
 use uwarp_engine::shared::{SharedReceiveQueueId, SharedReceives};
 use uwarp_engine::stats::TcpInfo;
@@ -107,6 +107,9 @@ pub struct QueuePairChange {
     /// [`QueuePairControl::modify`] returns, nothing that is refused now reaches memory any more. A peer that tries it
     /// loses the connection, as with an STag without the right.
     pub access: Option<Access>,
+    /// How messages wait for receives where a connection has [`Features::infiniband`]: those that are posted from now
+    /// on, and those of the peer that find no receive. It can be changed at any time, which waits for the engine.
+    pub not_ready: Option<NotReady>,
     /// Flush all work and end the connection, as [`QueuePairControl::abort`] does.
     pub end: bool,
 }
@@ -183,6 +186,7 @@ struct Made {
     complete_on_ack: bool,
     outlives_peer: bool,
     access: Access,
+    not_ready: NotReady,
     /// It sends datagrams, and has no connection.
     is_of_datagrams: bool,
 }
@@ -215,6 +219,7 @@ impl ProtectionDomain {
             complete_on_ack: options.complete_when_acknowledged,
             outlives_peer: false,
             access: Access::ALL,
+            not_ready: NotReady::default(),
             is_of_datagrams: false,
         };
         let send = SendHalf::new(number, send_ring, options, &gate, shared);
@@ -331,7 +336,8 @@ impl QueuePairControl {
     }
 
     /// Changes what may be changed before the first attempt to connect or accept; and at any time, changes what the
-    /// peer may do, or moves the queue pair to its end, as [`abort`](Self::abort) does. Fields that are left out stay.
+    /// peer may do and how messages wait for receives, or moves the queue pair to its end, as [`abort`](Self::abort)
+    /// does. Fields that are left out stay.
     ///
     /// # Errors
     /// [`Error::State`] if an engine has the queue pair already. Nothing has changed then.
@@ -350,6 +356,9 @@ impl QueuePairControl {
         }
         if let Some(access) = change.access {
             self.set_access(access)?;
+        }
+        if let Some(not_ready) = change.not_ready {
+            self.set_not_ready(not_ready)?;
         }
         if change.end {
             self.abort();
@@ -416,8 +425,8 @@ impl QueuePairControl {
             shared_receives: self.shared_receives.clone(),
             signal_all: self.made.signal_all,
             complete_on_ack: self.made.complete_on_ack,
-            outlives_peer: self.made.outlives_peer,
             access: self.made.access,
+            rules: Rules { outlives_peer: self.made.outlives_peer, not_ready: self.made.not_ready },
             established: Arc::clone(self.gate.established()),
             events: self.sink.clone(),
             watch: self.watch.clone(),

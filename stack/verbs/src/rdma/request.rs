@@ -112,11 +112,21 @@ impl<'a> SendRequest<'a> {
 
     /// Appends immediate data to a Write, as one request with one completion. The peer gets the data when all of the
     /// Write is in its memory. Both leave in one TCP segment if they fit. It takes as much of the send queue as another
-    /// SGE. No effect on other operations.
+    /// SGE.
+    ///
+    /// A Send has the low 32 bits of `data` beside its octets, and both take one receive. Both sides must have agreed
+    /// on [`Features::infiniband`]. No effect on other operations.
     pub fn with_immediate(mut self, data: u64) -> Self {
-        if self.opcode == SendOpcode::Write {
-            self.opcode = SendOpcode::WriteImmediate;
-            self.trailer = data;
+        match self.opcode {
+            SendOpcode::Write => {
+                self.opcode = SendOpcode::WriteImmediate;
+                self.trailer = data;
+            }
+            SendOpcode::Send => {
+                self.opcode = SendOpcode::SendImmediate;
+                self.remote_offset = data;
+            }
+            _ => {}
         }
         self
     }
@@ -327,6 +337,9 @@ impl<'a> SendRequest<'a> {
             SendOpcode::Immediate | SendOpcode::WriteImmediate if !limits.features.immediate => {
                 return Err(PostErrorReason::NotAgreed { feature: "immediate data" });
             }
+            SendOpcode::SendImmediate if !limits.features.infiniband => {
+                return Err(PostErrorReason::NotAgreed { feature: "immediate data beside the octets of a Send" });
+            }
             SendOpcode::Commit | SendOpcode::WriteCommit if !limits.features.commit => {
                 return Err(PostErrorReason::NotAgreed { feature: "RDMA Commit" });
             }
@@ -437,7 +450,7 @@ fn total_length(entries: &[Sge]) -> Result<u32, PostErrorReason> {
 mod tests {
     use super::*;
 
-    const ALL: Features = Features { atomics: true, immediate: true, commit: true };
+    const ALL: Features = Features { atomics: true, immediate: true, commit: true, infiniband: true };
     const LIMITS: SendLimits = SendLimits { entries: 4, inline: 100, features: ALL };
 
     fn sges(count: usize, length: u32) -> Vec<Sge> {
@@ -510,6 +523,7 @@ mod tests {
         for request in [
             SendRequest::immediate(1, 2),
             SendRequest::write(1, &[], 1, 0).with_immediate(2),
+            SendRequest::send(1, &region).with_immediate(2),
             SendRequest::fetch_add(1, 2, 3, 4),
             SendRequest::compare_swap(1, 2, 3, 4, 5),
             SendRequest::commit(1, &region),

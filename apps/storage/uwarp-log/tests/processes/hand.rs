@@ -12,7 +12,7 @@ use uwarp_log::message::{MAX_MESSAGE, ToClient, ToTarget, Window};
 
 use crate::places::{PATIENCE, SECRET};
 
-pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true };
+pub const FEATURES: Features = Features { atomics: false, immediate: true, commit: true, infiniband: false };
 pub const SHAPE: Shape = Shape { message: MAX_MESSAGE, messages: 16, work: 16 };
 pub const PORT: u16 = 20_060;
 

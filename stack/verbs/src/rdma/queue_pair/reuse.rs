@@ -6,7 +6,7 @@ use crate::runtime::core::Origin;
 use crossbeam::channel::bounded;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use uwarp_engine::command::{Abandoned, Command, Features};
+use uwarp_engine::command::{Abandoned, Command, Features, NotReady};
 use uwarp_memory::Access;
 
 /// How long an engine may take to forget a queue pair before that is left to it, if `linger` is less.
@@ -34,6 +34,20 @@ impl QueuePairControl {
             self.shared.reply(self.engine, &answer)?;
         }
         self.made.access = access;
+        Ok(())
+    }
+
+    /// Changes how messages wait for receives, see
+    /// [`QueuePairChange::not_ready`](crate::QueuePairChange#structfield.not_ready).
+    pub(super) fn set_not_ready(&mut self, not_ready: NotReady) -> Result<(), Error> {
+        if self.unbound.is_none() {
+            self.shared.check_here()?;
+            let (done, answer) = bounded(1);
+            let command = Command::SetNotReady { queue_pair: self.number, not_ready, done };
+            self.shared.engines[self.engine].command(command);
+            self.shared.reply(self.engine, &answer)?;
+        }
+        self.made.not_ready = not_ready;
         Ok(())
     }
 
@@ -127,7 +141,7 @@ impl QueuePairControl {
             self.abort();
         }
         // Nothing is carried out any more, so nothing has to be agreed on.
-        self.gate.set_features(Features { atomics: true, immediate: true, commit: true });
+        self.gate.set_features(Features { atomics: true, immediate: true, commit: true, infiniband: true });
         // Without a connection the engine would never say so.
         self.gate.established().store(true, Ordering::Release);
         Ok(())
@@ -159,7 +173,7 @@ impl QueuePairControl {
         self.unbound = Some(unbound);
         (self.state, self.last) = (QueuePairState::Idle, LastConnection::default());
         self.made.is_of_datagrams = false;
-        self.made.access = Access::ALL;
+        (self.made.access, self.made.not_ready) = (Access::ALL, NotReady::default());
         send.close();
         Ok(())
     }
