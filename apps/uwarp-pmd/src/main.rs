@@ -32,9 +32,9 @@ Ports:
     memif,role=server,socket=/tmp/a.sock     af-packet,interface=veth0
     virtio-user,socket=/tmp/a.sock           tap,name=uwarp0
     vhost,socket=/tmp/a.sock                 pci:0000:01:00.0
-    ring,name=a (the second one is its peer) null
+    ring,name=a                              null
     config/memif-server.toml
-  The first on the command line is port 0. Each has one queue.
+  Two rings of one name are the ends of a cable. The first port on the command line is port 0. Each has one queue.
 
 Examples:
   A console over two ports that are joined by a cable:

@@ -51,7 +51,7 @@ fn broken_by_hand(text: &str) -> Option<(&str, &str)> {
             let is_of_another_kind = words.is_empty()
                 || words.ends_with(':')
                 || ["-", "[", "uwarp-", "Usage"].iter().any(|start| words.starts_with(start))
-                || heading == "Examples:" && indent(line) > 2
+                || matches!(heading, "Examples:" | "Ports:") && indent(line) > 2
                 || heading == "Commands:";
             !is_of_another_kind
         };
