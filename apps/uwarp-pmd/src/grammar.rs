@@ -78,7 +78,7 @@ pub struct Form<Verb: 'static> {
     pub verb: Verb,
     /// What it does, in one sentence.
     pub brief: &'static str,
-    /// More for who asks.
+    /// The rest of its help, which `help COMMAND` prints.
     pub more: &'static str,
     /// A line to try.
     pub example: &'static str,

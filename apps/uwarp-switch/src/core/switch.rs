@@ -200,7 +200,7 @@ impl Switch {
         self.wanting.pop()
     }
 
-    /// Who has which addresses and owns which port.
+    /// The networks of clients, with their addresses and the owners of their ports.
     pub fn networks(&self) -> &Networks {
         &self.networks
     }
