@@ -39,8 +39,8 @@ impl NotReadyRetries {
         IS_SAID | self.0 << COUNT_SHIFT
     }
 
-    /// What the first octet of a header says; `None` if it says nothing. It means this between two ends that have agreed
-    /// on it.
+    /// What the first octet of a header says; `None` if it says nothing. It means this between two ends that have
+    /// agreed on it.
     #[inline]
     pub const fn of(ddp_control: u8) -> Option<NotReadyRetries> {
         if ddp_control & IS_SAID == 0 { None } else { Some(NotReadyRetries((ddp_control & COUNT) >> COUNT_SHIFT)) }
