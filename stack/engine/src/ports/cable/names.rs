@@ -1,5 +1,7 @@
 //! Who is who on a switch: whose segment it is, and which connections begin.
 
+use std::net::IpAddr;
+
 use arrayvec::ArrayVec;
 use uwarp_ring::cable::{Owner, Owners};
 use uwarp_wire::address::IpAddress;
@@ -30,9 +32,18 @@ pub(super) struct Names {
     pub(super) switch_mac: [u8; 6],
     /// The addresses on the switch, each with its network.
     pub(super) addresses: Vec<(IpAddress, u8)>,
+    /// There are others than those of the own network.
+    pub(super) has_others: bool,
 }
 
 impl Names {
+    /// These are the addresses from now on.
+    #[cold]
+    pub(super) fn set_addresses(&mut self, addresses: Vec<(IpAddr, u8)>) {
+        self.has_others = addresses.iter().any(|(_, network)| *network != self.network);
+        self.addresses = addresses.into_iter().map(|(address, network)| (address.into(), network)).collect();
+    }
+
     /// The network that an address on the switch is of.
     #[inline]
     fn network_of(&self, address: IpAddress) -> Option<u8> {
@@ -42,8 +53,7 @@ impl Names {
     /// The one client to which a segment to the switch goes.
     #[inline]
     pub(super) fn receiver(&self, frame: &[u8], segment: &Segment) -> Option<u16> {
-        let is_at_home = self.addresses.iter().all(|(_, network)| *network == self.network);
-        let network = if is_at_home { self.network } else { self.network_of(destination(frame, segment)?)? };
+        let network = if self.has_others { self.network_of(destination(frame, segment)?)? } else { self.network };
         match self.owners.get(network, segment.destination_port) {
             Owner::One(peer) => Some(peer),
             _ => None,

@@ -10,7 +10,6 @@ use crossbeam::channel::Receiver;
 use rustix::event::epoll;
 use uwarp_ring::Notifier;
 use uwarp_ring::cable::{CableEnd, LANE_OCTETS, OWNER_NUMBERS, Owners};
-use uwarp_wire::address::IpAddress;
 use uwarp_wire::ethernet;
 use uwarp_wire::tcp::TcpFlags;
 
@@ -105,10 +104,6 @@ pub struct SwitchedPort {
     capabilities: Capabilities,
 }
 
-fn located(addresses: Vec<(IpAddr, u8)>) -> Vec<(IpAddress, u8)> {
-    addresses.into_iter().map(|(address, network)| (address.into(), network)).collect()
-}
-
 impl SwitchedPort {
     /// The port.
     ///
@@ -121,6 +116,16 @@ impl SwitchedPort {
         }
         options.switch.receiver.attend();
         let pool = |buffers| HeapPool::growing(buffers, LONGEST_ROOM, HEADROOM);
+        let mut names = Names {
+            owners: options.owners,
+            number: options.number,
+            network: options.network,
+            mac: options.mac,
+            switch_mac: options.switch_mac,
+            addresses: Vec::new(),
+            has_others: false,
+        };
+        names.set_addresses(options.addresses);
         Ok(SwitchedPort {
             switch: Line::new(options.switch),
             peers: Vec::new(),
@@ -128,14 +133,7 @@ impl SwitchedPort {
             turn: 0,
             is_behind: false,
             openings: Openings::default(),
-            names: Names {
-                owners: options.owners,
-                number: options.number,
-                network: options.network,
-                mac: options.mac,
-                switch_mac: options.switch_mac,
-                addresses: located(options.addresses),
-            },
+            names,
             news: options.news,
             told: options.told,
             epoll,
@@ -166,7 +164,7 @@ impl SwitchedPort {
                     }
                 }
                 CableNews::Addresses(addresses) => {
-                    self.names.addresses = located(addresses);
+                    self.names.set_addresses(addresses);
                 }
             }
         }
