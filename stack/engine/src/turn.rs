@@ -75,8 +75,8 @@ impl<P: Port> Core<P> {
             } else {
                 self.connections.timers_waited = 0;
                 self.connections.wheel.advance(now, &mut self.connections.fired);
-                // The mark says that the timer is armed.
-                self.connections.fired.iter().for_each(|index| self.connections.table.unmark(*index));
+                // A connection known to be usual has its timer armed.
+                self.connections.fired.iter().for_each(|index| self.connections.table.forget_usual(*index));
             }
         }
         if now >= self.link.check_at

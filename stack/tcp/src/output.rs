@@ -172,12 +172,10 @@ impl Connection {
     /// [`Connection::send_at_once`] and [`Connection::pop_acknowledged`].
     #[inline]
     pub fn is_usual(&self) -> bool {
-        self.phase == Phase::Established
+        self.is_undisturbed()
             && !(self.sender.is_closing() | self.pending.any() | self.pending.urgent | self.ecn.owes())
             && self.sender.queue.is_plain()
-            && self.receiver.is_plain()
             && self.receiver.acks.is_at_most_one()
-            && self.sender.recovery.is_plain()
     }
 
     /// Whether the windows permit one more segment, if [`Connection::is_usual`].

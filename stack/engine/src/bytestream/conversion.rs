@@ -32,7 +32,7 @@ impl<B: Buffer> Connections<B> {
             ConversionRole::Initiator { queue_pair, .. } => Some(*queue_pair),
             ConversionRole::Responder { .. } => None,
         };
-        let mut found = self.table.resolve_mut(Handle::from_bits(handle));
+        let mut found = self.table.disturb_handle(Handle::from_bits(handle));
         let begun = match &mut found {
             _ if self.opening.is_closed => Err(ConnectFailure::ShuttingDown),
             Some((_, connection)) => connection.begin_conversion(rdma, common, role),

@@ -51,7 +51,7 @@ impl Streams {
     #[inline]
     pub(crate) fn wake_applications<B: Buffer>(&mut self, connections: &mut Connections<B>) {
         while let Some(index) = self.wakeups.pop() {
-            let stream = connections.table.get_mut(index).and_then(|connection| connection.stream.as_mut());
+            let stream = connections.table.disturb(index).and_then(|connection| connection.stream.as_mut());
             if let Some(stream) = stream {
                 let wakeup = std::mem::replace(&mut stream.wakeup, Interest::NONE);
                 stream.shared.fire(wakeup);
@@ -318,7 +318,7 @@ impl<B: Buffer> Connections<B> {
     /// Makes urgent what was written to a stream and not sent, and the `octets` that its application writes next.
     pub(crate) fn send_stream_urgent(&mut self, handle: u64, octets: u64) {
         // Of a stream that has ended, nothing is urgent.
-        let Some((_, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
+        let Some((_, connection)) = self.table.disturb_handle(Handle::from_bits(handle)) else { return };
         if let Some(stream) = &mut connection.stream {
             let written = stream.send.available() as u64;
             connection.tcp.send_urgent_until(connection.tcp.octets_pushed() + written + octets);
@@ -329,7 +329,7 @@ impl<B: Buffer> Connections<B> {
     pub(crate) fn set_stream_nagle(&mut self, stream: &StreamShared, nagle: bool) {
         // The stream may not have come to a connection, or has ended.
         let Some(handle) = stream.handle() else { return };
-        let Some((_, connection)) = self.table.resolve_mut(Handle::from_bits(handle)) else { return };
+        let Some((_, connection)) = self.table.disturb_handle(Handle::from_bits(handle)) else { return };
         connection.tcp.set_nagle(nagle);
         connection.schedule(&mut self.ready);
     }

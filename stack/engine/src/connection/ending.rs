@@ -87,7 +87,7 @@ impl<B: Buffer> Connections<B> {
         common: &mut Common,
         listener: ListenerId,
     ) {
-        for (index, connection) in self.table.iter_mut() {
+        for (index, connection) in self.table.disturb_all() {
             if connection.phase.listener() == Some(listener) {
                 connection.abort(link, common);
                 self.ending.push((index, None));

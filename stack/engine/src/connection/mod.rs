@@ -91,6 +91,22 @@ pub(crate) struct NextHop {
 }
 
 impl Connection {
+    /// Whether it is usual: its next message is its own work or a response, whose FPDUs are records of TCP right away
+    /// and leave if there is room. The short ways send only for such connections, and leave them so.
+    #[inline(always)]
+    pub(crate) fn is_usual(&self) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        !(self.gone | self.next_hop.to_self)
+            && self.stream.is_none()
+            && self.startup_frame.is_none()
+            && self.next_hop.template.is_some()
+            && running.may_begin()
+            && !running.transmits_markers()
+            && !running.stream.owes_ready_to_receive()
+            && running.stream.may_send_messages()
+            && self.tcp.is_usual()
+    }
+
     /// Whether received octets still count: the stream is in full operation and has not ended.
     pub(crate) fn delivers(&self) -> bool {
         matches!(&self.phase, Phase::Running(running) if running.stream.delivers())

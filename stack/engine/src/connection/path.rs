@@ -39,7 +39,7 @@ impl<B: Buffer> Connections<B> {
     #[cold]
     pub(crate) fn on_too_big(&mut self, net: &mut Net, common: &mut Common, quoted: Option<QuotedTcp>, claimed: u32) {
         let Some((quoted, index)) = self.reported(&mut common.counters, quoted) else { return };
-        let Some(connection) = self.table.get_mut(index) else { return };
+        let Some(connection) = self.table.disturb(index) else { return };
         let destination = connection.flow.remote;
         let Some(mtu) = net.paths.claimed(destination, quoted.packet_len, claimed) else {
             return common.counters.count_drop(DropReason::IcmpStale);
@@ -56,7 +56,7 @@ impl<B: Buffer> Connections<B> {
     /// Expires old path MTUs, and adjusts connections after changes.
     pub(crate) fn age_paths(&mut self, net: &mut Net, common: &mut Common) {
         let Some(unfitted) = net.paths.age(common.now) else { return };
-        for (_, connection) in self.table.iter_mut() {
+        for (_, connection) in self.table.disturb_all() {
             common.counters.work.connections_scanned += 1;
             if unfitted.contains(&connection.flow.remote) {
                 connection.fit(&net.paths);

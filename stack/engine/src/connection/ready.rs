@@ -27,7 +27,7 @@ impl<B: Buffer> Connections<B> {
 
     /// Makes every connection find out whether its peer is there. Probes show at once what a keep-alive shows later.
     pub(crate) fn probe(&mut self, now: Instant) {
-        for (_, connection) in self.table.iter_mut() {
+        for (_, connection) in self.table.disturb_all() {
             connection.tcp.link_lost(now);
             connection.schedule(&mut self.ready);
         }
@@ -35,7 +35,7 @@ impl<B: Buffer> Connections<B> {
 
     /// Puts the connection at `index` on the ready list. It may be gone: the doorbell of a stream can be late.
     pub(crate) fn schedule_index(&mut self, index: u32) {
-        if let Some((connection, _)) = self.table.get_marked(index) {
+        if let Some((connection, _)) = self.table.get_with_mark(index) {
             connection.schedule(&mut self.ready);
         }
     }

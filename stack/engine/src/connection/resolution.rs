@@ -29,7 +29,7 @@ impl Net {
             self.known_epoch = self.neighbours.epoch();
             while let Some(index) = self.unresolved.pop() {
                 common.counters.work.connections_scanned += 1;
-                let Some(connection) = connections.table.get_mut(index) else {
+                let Some(connection) = connections.table.disturb(index) else {
                     common.counters.cannot_be("a connection that is gone waits for an address");
                     continue;
                 };
@@ -124,7 +124,7 @@ impl Net {
     ) {
         let Net { addresses, unresolved, .. } = self;
         unresolved.retain(|index| {
-            let Some(connection) = connections.table.get_mut(*index) else {
+            let Some(connection) = connections.table.disturb(*index) else {
                 counters.cannot_be("a connection that is gone waits for an address");
                 return false;
             };

@@ -186,6 +186,15 @@ impl Running {
         limit & !(self.marker_mask as u16)
     }
 
+    /// Whether the next message may begin: none is being cut, and nothing ends the stream or makes it wait.
+    #[inline]
+    pub(crate) fn may_begin(&self) -> bool {
+        self.outgoing.is_none()
+            && self.terminate.is_none()
+            && !matches!(self.limit, Limit::Pause(_))
+            && self.ending == Ending::No
+    }
+
     /// Whether sent FPDUs have markers.
     #[inline]
     pub(crate) fn transmits_markers(&self) -> bool {

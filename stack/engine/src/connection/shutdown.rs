@@ -39,7 +39,7 @@ impl Shutdown {
             return;
         }
         let Connections { table, ending, .. } = connections;
-        for (index, connection) in table.iter_mut() {
+        for (index, connection) in table.disturb_all() {
             if !is_done(connection) && !connection.finished && !has_everything(connection) {
                 let left = connection.tcp.octets_pushed().saturating_sub(connection.tcp.octets_acknowledged());
                 self.report.reset += 1;
@@ -74,7 +74,7 @@ impl Shutdown {
             return false;
         }
         let Connections { table, ending, .. } = connections;
-        for (index, connection) in table.iter_mut() {
+        for (index, connection) in table.disturb_all() {
             connection.gone = true;
             ending.push((index, None));
         }
@@ -100,7 +100,7 @@ impl<B: Buffer> Connections<B> {
 
     /// The engine has failed: no connection gets anything done any more.
     pub(crate) fn fail_all(&mut self) {
-        self.table.iter_mut().for_each(|(_, connection)| connection.stream = None);
+        self.table.disturb_all().for_each(|(_, connection)| connection.stream = None);
         self.opening.is_closed = true;
         self.ready.clear();
     }

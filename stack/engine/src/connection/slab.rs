@@ -87,8 +87,8 @@ impl<T> DerefMut for Lent<T> {
 #[derive(Debug)]
 struct Entry<T> {
     generation: u32,
-    /// See [`Slab::get_marked`].
-    mark: bool,
+    /// See [`Slab::get_with_mark`].
+    known_usual: bool,
     value: Option<Box<T>>,
 }
 
@@ -110,18 +110,18 @@ impl<T> Slab<T> {
 
     pub(crate) fn insert(&mut self, value: T) -> (Handle, &mut T) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(Entry { generation: 0, mark: false, value: None });
+            self.entries.push(Entry { generation: 0, known_usual: false, value: None });
             self.entries.len() as u32 - 1
         });
         let entry = &mut self.entries[index as usize];
         (Handle { index, generation: entry.generation }, entry.value.insert(Box::new(value)))
     }
 
-    /// Takes a value out; its index stays reserved.
+    /// Takes a value out, for any change: it is no longer known to be usual. Its index stays reserved.
     #[inline]
     pub(crate) fn take(&mut self, index: u32) -> Option<Lent<T>> {
         let entry = self.entries.get_mut(index as usize)?;
-        entry.mark = false;
+        entry.known_usual = false;
         Some(Lent::new(index, entry.value.take()?))
     }
 
@@ -141,26 +141,26 @@ impl<T> Slab<T> {
         self.free.push(index);
     }
 
-    /// The entry at `index`, of any generation.
+    /// The entry at `index`, of any generation, for any change: it is no longer known to be usual.
     #[inline]
-    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+    pub(crate) fn disturb(&mut self, index: u32) -> Option<&mut T> {
         let entry = self.entries.get_mut(index as usize)?;
-        entry.mark = false;
+        entry.known_usual = false;
         entry.value.as_deref_mut()
     }
 
-    /// As [`Slab::get_mut`], and a mark, which any other function that lets the entry be changed removes: who sets it
-    /// knows later that nobody else has changed the entry.
+    /// The entry at `index`, of any generation, and the mark that it is known to be usual. A short way that finds it
+    /// usual and leaves it so sets the mark. Each function here that lets other code change the entry removes it.
     #[inline]
-    pub(crate) fn get_marked(&mut self, index: u32) -> Option<(&mut T, &mut bool)> {
+    pub(crate) fn get_with_mark(&mut self, index: u32) -> Option<(&mut T, &mut bool)> {
         let entry = self.entries.get_mut(index as usize)?;
-        Some((entry.value.as_deref_mut()?, &mut entry.mark))
+        Some((entry.value.as_deref_mut()?, &mut entry.known_usual))
     }
 
-    /// Removes the mark of an entry, see [`Slab::get_marked`].
-    pub(crate) fn unmark(&mut self, index: u32) {
+    /// Removes the mark of an entry, see [`Slab::get_with_mark`].
+    pub(crate) fn forget_usual(&mut self, index: u32) {
         if let Some(entry) = self.entries.get_mut(index as usize) {
-            entry.mark = false;
+            entry.known_usual = false;
         }
     }
 
@@ -183,10 +183,10 @@ impl<T> Slab<T> {
         (entry.generation == handle.generation && entry.value.is_some()).then_some(handle.index)
     }
 
-    /// The entry behind a handle, if it still exists, and its index.
-    pub(crate) fn resolve_mut(&mut self, handle: Handle) -> Option<(u32, &mut T)> {
+    /// As [`Slab::disturb`], the entry behind a handle, if it still exists, and its index.
+    pub(crate) fn disturb_handle(&mut self, handle: Handle) -> Option<(u32, &mut T)> {
         let index = self.resolve(handle)?;
-        Some((index, self.get_mut(index)?))
+        Some((index, self.disturb(index)?))
     }
 
     /// The handle of an entry, even while its value is taken out.
@@ -198,9 +198,10 @@ impl<T> Slab<T> {
         self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index as u32, entry.value.as_deref()?)))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+    /// As [`Slab::disturb`], every entry with its index.
+    pub(crate) fn disturb_all(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         self.entries.iter_mut().enumerate().filter_map(|(index, entry)| {
-            entry.mark = false;
+            entry.known_usual = false;
             Some((index as u32, entry.value.as_deref_mut()?))
         })
     }
@@ -354,11 +355,11 @@ mod tests {
     fn a_mark_lasts_until_somebody_else_may_change_the_entry() {
         let mut slab = Slab::new();
         let index = slab.insert("a").0.index;
-        let mark = |slab: &mut Slab<_>| std::mem::replace(slab.get_marked(index).expect("it is there").1, true);
+        let mark = |slab: &mut Slab<_>| std::mem::replace(slab.get_with_mark(index).expect("it is there").1, true);
         assert!(!mark(&mut slab) && mark(&mut slab));
         assert_eq!(slab.get(index), Some(&"a"));
         assert!(mark(&mut slab));
-        slab.get_mut(index);
+        slab.disturb(index);
         assert!(!mark(&mut slab));
         let value = slab.take(index).expect("it is there");
         slab.put(value);

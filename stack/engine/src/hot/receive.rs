@@ -98,7 +98,7 @@ impl<B: Buffer> Connections<B> {
         end: &mut End<'f>,
     ) -> usize {
         let Some(first) = frames.first() else { return 0 };
-        let Some((connection, only_short_ways)) = self.table.get_marked(index) else { return 0 };
+        let Some((connection, known_usual)) = self.table.get_with_mark(index) else { return 0 };
         let Connection { phase: Phase::Running(running), next_hop, gather, .. } = &*connection else {
             return 0;
         };
@@ -110,7 +110,7 @@ impl<B: Buffer> Connections<B> {
         }
         // Only for the most frequent layout as a part of this function.
         let events = if LINK == PLAIN && IP == ipv4::HEADER_LEN {
-            if !(*only_short_ways || connection.tcp.is_undisturbed()) {
+            if !(*known_usual || connection.tcp.is_undisturbed()) {
                 return 0;
             }
             connection.tcp.on_usual_segment(moment.now, &predicted.segment)
@@ -129,7 +129,7 @@ impl<B: Buffer> Connections<B> {
             let mut train = Train::new(moment.turn, connection, rdma, counters);
             match train.take::<false>(frame, predicted.payload.clone(), None) {
                 End::All => {
-                    settle(connection, only_short_ways, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+                    settle(connection, known_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
                     if frames.len() > 1 {
                         taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 1));
                     }
@@ -154,8 +154,8 @@ impl<B: Buffer> Connections<B> {
         frames: &'f [B],
         (end, mut taken): (&mut End<'f>, usize),
     ) -> usize {
-        let marked = self.guess.and_then(|index| Some((index, self.table.get_marked(index)?)));
-        let Some((index, (connection, only_short_ways))) = marked else {
+        let marked = self.guess.and_then(|index| Some((index, self.table.get_with_mark(index)?)));
+        let Some((index, (connection, known_usual))) = marked else {
             counters.cannot_be("the connection whose segment was taken is gone");
             return taken.max(1);
         };
@@ -178,17 +178,17 @@ impl<B: Buffer> Connections<B> {
             taken += 1;
         }
         if let End::All = end {
-            settle(connection, only_short_ways, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+            settle(connection, known_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
         }
         taken
     }
 }
 
-/// Finds what a connection has to do behind segments that were taken whole. `only_short_ways`: its mark.
+/// Finds what a connection has to do behind segments that were taken whole. `known_usual`: its mark.
 #[inline(always)]
 fn settle(
     connection: &mut Connection,
-    only_short_ways: &bool,
+    known_usual: &bool,
     (wheel, ready): (&mut Wheel, &mut VecDeque<u32>),
     rdma: &mut Rdma,
     now: Instant,
@@ -199,7 +199,7 @@ fn settle(
     }
     // The segments leave a usual connection so. All that it can want to send is an acknowledgment.
     let wants_transmit =
-        if *only_short_ways { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit() };
+        if *known_usual { connection.tcp.wants_acknowledgment() } else { connection.tcp.wants_transmit() };
     debug_assert_eq!(wants_transmit, connection.tcp.wants_transmit());
     if !connection.quiet || wants_transmit {
         // It is served later in this turn, which also arms its timer.
@@ -207,7 +207,7 @@ fn settle(
     }
     // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
     // nothing is to be done if it fires before all that the segments can have started.
-    if !*only_short_ways && !wheel.fires_by(index, connection.tcp.soonest_timer(now)) {
+    if !*known_usual && !wheel.fires_by(index, connection.tcp.soonest_timer(now)) {
         arm(wheel, index, connection);
     }
     let is_in_time = |at: Instant| wheel.is_armed_for(index, at);

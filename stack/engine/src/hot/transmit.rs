@@ -10,9 +10,9 @@ use uwarp_wire::rdmap::READ_REQUEST_LEN;
 use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
-use crate::connection::running::{Ending, Limit, Outgoing, Running, Source};
+use crate::connection::running::{Outgoing, Running, Source};
 use crate::connection::wheel::Wheel;
-use crate::connection::{Connection, Connections, Record};
+use crate::connection::{Connection, Connections, NextHop, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
 use crate::link::transmit::offloads;
@@ -32,25 +32,6 @@ const LONE: u8 = 0;
 const SEVERAL: u8 = 1;
 /// or a response to a Read.
 const RESPONSE: u8 = 2;
-
-/// A connection whose next message is its own work, or a response, and whose FPDUs are records of TCP right away, and
-/// leave if there is room.
-#[inline(always)]
-fn is_usual(connection: &Connection) -> bool {
-    let Phase::Running(running) = &connection.phase else { return false };
-    !(connection.gone | connection.next_hop.to_self)
-        && connection.stream.is_none()
-        && connection.startup_frame.is_none()
-        && connection.next_hop.template.is_some()
-        && running.outgoing.is_none()
-        && running.terminate.is_none()
-        && !matches!(running.limit, Limit::Pause(_))
-        && running.ending == Ending::No
-        && !running.transmits_markers()
-        && !running.stream.owes_ready_to_receive()
-        && running.stream.may_send_messages()
-        && connection.tcp.is_usual()
-}
 
 /// Whether the peer waits for a response that may leave.
 #[inline]
@@ -236,10 +217,11 @@ fn send_at_once(
 }
 
 impl<P: Port> Link<P> {
-    /// Whether a frame may be made without cutting it.
+    /// Whether a frame for this next hop may be made without cutting it. `epoch`: the neighbours' addresses that are
+    /// known now.
     #[inline]
-    fn is_usual(&self) -> bool {
-        self.transmit.frames_each > 0 && self.has_room()
+    fn takes_frame(&self, next_hop: &NextHop, epoch: u32) -> bool {
+        next_hop.epoch == epoch && self.transmit.frames_each > 0 && self.has_room()
     }
 
     /// The frame of a record that leaves at once.
@@ -274,8 +256,7 @@ impl<P: Port> Serving<'_, P> {
         open: Option<Open<P::Buffer>>,
     ) -> Option<Open<P::Buffer>> {
         let open = open?;
-        let link_is_usual = connection.next_hop.epoch == self.epoch && self.link.is_usual();
-        let leaves = link_is_usual
+        let leaves = self.link.takes_frame(&connection.next_hop, self.epoch)
             && !connection.next_hop.to_self
             && connection.next_hop.template.is_some()
             && open.is_new()
@@ -322,7 +303,7 @@ impl<P: Port> Serving<'_, P> {
     /// Serves a connection that has nothing else to send but `WHAT`.
     #[inline(always)]
     fn serve_short<const WHAT: u8>(self, turn: &Turn<'_>, index: u32, begun: &mut Option<Open<P::Buffer>>) -> bool {
-        let Some((connection, only_short_ways)) = self.connections.table.get_marked(index) else { return false };
+        let Some((connection, known_usual)) = self.connections.table.get_with_mark(index) else { return false };
         let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
         let Some(Some(queue_pair)) = self.rdma.queue_pairs.get_mut(number) else { return false };
         // Most connections without posted work end here, and so do atomics.
@@ -337,12 +318,14 @@ impl<P: Port> Serving<'_, P> {
         if !has_it || has_response(connection) != (WHAT == RESPONSE) {
             return false;
         }
-        let link_is_usual = connection.next_hop.epoch == self.epoch && self.link.is_usual();
-        if !link_is_usual || !(*only_short_ways || is_usual(connection)) || queue_pair.send.is_cutting() {
+        if !self.link.takes_frame(&connection.next_hop, self.epoch)
+            || !(*known_usual || connection.is_usual())
+            || queue_pair.send.is_cutting()
+        {
             return false;
         }
         // The short ways leave it so.
-        debug_assert!(is_usual(connection));
+        debug_assert!(connection.is_usual());
         if !connection.tcp.has_room_for_segment() {
             return false;
         }
@@ -424,10 +407,10 @@ impl<P: Port> Serving<'_, P> {
         let sent = send_at_once(self.counters, connection, self.now, self.link.offload_tcp, token, headroom, payload);
         let frame = self.link.frame_of(record, &sent, connection.flow.local);
         let wheel = &mut self.connections.wheel;
-        if !*only_short_ways {
+        if !*known_usual {
             arm(wheel, index, connection);
             // Its entry fires before any timer that the short ways start from now on, and then the mark goes.
-            *only_short_ways = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
+            *known_usual = wheel.fires_by(index, connection.tcp.soonest_timer(self.now));
         }
         debug_assert!(connection.next_deadline().is_none_or(|at| wheel.is_armed_for(index, at)));
         self.counters.hot_sent += 1;

@@ -32,7 +32,7 @@ impl<B: Buffer> Connections<B> {
     ) -> Result<(), ConnectFailure> {
         let queue_pair = rdma.idle(*number)?;
         let handle = Handle::from_bits(request.handle);
-        let (index, connection) = self.table.resolve_mut(handle).ok_or(ConnectFailure::RequestGone)?;
+        let (index, connection) = self.table.disturb_handle(handle).ok_or(ConnectFailure::RequestGone)?;
         let accepted = accept_on(connection, &mut self.opening, common, options);
         connection.schedule(&mut self.ready);
         let (parameters, limit) = accepted?;
@@ -52,7 +52,7 @@ impl<B: Buffer> Connections<B> {
         private_data: &[u8],
     ) {
         // It may have ended by itself, or was answered before.
-        let Some((index, connection)) = self.table.resolve_mut(Handle::from_bits(request.handle)) else { return };
+        let Some((index, connection)) = self.table.disturb_handle(Handle::from_bits(request.handle)) else { return };
         let Phase::Requested(responding) = &mut connection.phase else { return };
         match responding.machine.reject(&ReadLimits::default(), private_data) {
             Ok(reply) => {

@@ -159,7 +159,7 @@ impl Rdma {
         let queue_pair = queue_pairs.get_mut(queue_pair as usize).and_then(Option::as_deref_mut);
         let found = queue_pair.and_then(|queue_pair| {
             let index = queue_pair.connection?;
-            Some((queue_pair, index, connections.table.get_mut(index)?))
+            Some((queue_pair, index, connections.table.disturb(index)?))
         });
         let Some((queue_pair, index, connection)) = found else {
             return counters.cannot_be("a commit outlives its stream, see `Commits::abandon`");

@@ -244,12 +244,7 @@ impl Connection {
     #[inline]
     pub(crate) fn is_quiet(&self, queue_pair: &mut QueuePair) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
-        running.outgoing.is_none()
-            && running.ending == Ending::No
-            && running.terminate.is_none()
-            && !matches!(running.limit, Limit::Pause(_))
-            && !running.stream.has_response()
-            && queue_pair.send.is_idle()
+        running.may_begin() && !running.stream.has_response() && queue_pair.send.is_idle()
     }
 
     /// Finds out whether the segment that was received has left nothing to do, where work was outstanding before.

@@ -208,7 +208,7 @@ impl Rdma {
     ) {
         let Some(queue_pair) = self.queue_pair(number) else { return };
         *queue_pair.not_ready() = not_ready;
-        let connection = queue_pair.connection.and_then(|index| connections.table.get_mut(index));
+        let connection = queue_pair.connection.and_then(|index| connections.table.disturb(index));
         if let Some(Connection { phase: Phase::Running(running), .. }) = connection {
             running.stream.say_retries(not_ready.retries);
         }

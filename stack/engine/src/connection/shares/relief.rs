@@ -43,7 +43,7 @@ impl<B: Buffer> Connections<B> {
             return false;
         }
         while let Some(handle) = listener.silent.order.pop_front() {
-            let found = table.resolve_mut(handle).filter(|(_, connection)| is_silent(connection));
+            let found = table.disturb_handle(handle).filter(|(_, connection)| is_silent(connection));
             if let Some((index, connection)) = found {
                 evict(link, common, connection);
                 ending.push((index, None));
@@ -74,7 +74,7 @@ impl<B: Buffer> Connections<B> {
             self.watch(common);
         }
         while let Some(handle) = self.pressure.condemned.pop() {
-            if let Some((index, connection)) = self.table.resolve_mut(handle) {
+            if let Some((index, connection)) = self.table.disturb_handle(handle) {
                 evict(link, common, connection);
                 return self.end(index);
             }

@@ -16,7 +16,7 @@ impl Rdma {
         {
             let index = self.gathering(connections, number, gather);
             // The order keeps the places of those that are complete now.
-            let Some(connection) = index.and_then(|index| connections.table.get_mut(index)) else { continue };
+            let Some(connection) = index.and_then(|index| connections.table.disturb(index)) else { continue };
             common.counters.evicted += 1;
             drop(self.gathers.resume(connection));
             connection.gather_number = 0;
