@@ -129,7 +129,7 @@ impl<B: Buffer> Connections<B> {
             let mut train = Train::new(moment.turn, connection, rdma, counters);
             match train.take::<false>(frame, predicted.payload.clone(), None) {
                 End::All => {
-                    settle(connection, known_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+                    settle(connection, known_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now);
                     if frames.len() > 1 {
                         taken = self.follow::<LINK, IP>(rdma, counters, moment, predicted, frames, (end, 1));
                     }
@@ -154,8 +154,8 @@ impl<B: Buffer> Connections<B> {
         frames: &'f [B],
         (end, mut taken): (&mut End<'f>, usize),
     ) -> usize {
-        let marked = self.guess.and_then(|index| Some((index, self.table.get_with_mark(index)?)));
-        let Some((index, (connection, known_usual))) = marked else {
+        let marked = self.guess.and_then(|index| self.table.get_with_mark(index));
+        let Some((connection, known_usual)) = marked else {
             counters.cannot_be("the connection whose segment was taken is gone");
             return taken.max(1);
         };
@@ -178,7 +178,7 @@ impl<B: Buffer> Connections<B> {
             taken += 1;
         }
         if let End::All = end {
-            settle(connection, known_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now, index);
+            settle(connection, known_usual, (&mut self.wheel, &mut self.ready), rdma, moment.now);
         }
         taken
     }
@@ -192,7 +192,6 @@ fn settle(
     (wheel, ready): (&mut Wheel, &mut VecDeque<u32>),
     rdma: &mut Rdma,
     now: Instant,
-    index: u32,
 ) {
     if !connection.quiet {
         connection.look_for_quiet(&mut rdma.queue_pairs);
@@ -207,10 +206,10 @@ fn settle(
     }
     // Before, the entry fired no later than any timer that ran, unless the connection is still to be served. So
     // nothing is to be done if it fires before all that the segments can have started.
-    if !*known_usual && !wheel.fires_by(index, connection.tcp.soonest_timer(now)) {
-        arm(wheel, index, connection);
+    if !*known_usual && !wheel.fires_by(connection.index, connection.tcp.soonest_timer(now)) {
+        arm(wheel, connection);
     }
-    let is_in_time = |at: Instant| wheel.is_armed_for(index, at);
+    let is_in_time = |at: Instant| wheel.is_armed_for(connection.index, at);
     debug_assert!(connection.scheduled || connection.next_deadline().is_none_or(is_in_time));
 }
 

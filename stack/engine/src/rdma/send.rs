@@ -5,9 +5,9 @@
 //! one begins: segments of two messages are never mixed (RFC 5040 §5.5).
 
 use uwarp_iwarp::framing::{LENGTH_LEN, Trailer, fpdu_len, insert_markers};
-use uwarp_memory::{AccessError, kernels};
+use uwarp_memory::{AccessError, Turn, kernels};
 use uwarp_tcp::State;
-use uwarp_wire::ddp::{Stag, TAGGED_HEADER_LEN, TaggedOffset, UNTAGGED_HEADER_LEN};
+use uwarp_wire::ddp::{Stag, TaggedOffset};
 use uwarp_wire::mpa::MARKER_LEN;
 
 use crate::api::common::Common;
@@ -124,25 +124,7 @@ impl<P: Port> Sending<'_, P> {
         let Some(room) = open.room(self.records, self.link.payload_start) else {
             return nothing(&mut self.common.counters);
         };
-        let header_len = header_len(element.opcode);
-        if element.opcode == SendOpcode::Write {
-            let header = running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset));
-            room[LENGTH_LEN..LENGTH_LEN + TAGGED_HEADER_LEN].copy_from_slice(&header);
-        } else {
-            let header = running.stream.whole_send(send_kind(element));
-            room[LENGTH_LEN..LENGTH_LEN + UNTAGGED_HEADER_LEN].copy_from_slice(&header);
-        }
-        let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
-        if element.flags.contains(SendFlags::INLINE) {
-            queue_pair.send.copy_inline_of(element, fpdu.payload())?;
-        } else {
-            let (mut at, mut index) = (0, 0);
-            while let Some(piece) = queue_pair.send.entry(element, index) {
-                fpdu.gather(turn, queue_pair.association, piece, &mut at)?;
-                index += 1;
-            }
-        }
-        let length = fpdu.end();
+        let length = build_whole(turn, running, queue_pair, element, room)?;
         running.balance = (running.balance - i64::from(element.length) - MESSAGE_COST).max(-BALANCE_LIMIT);
         self.common.counters.fpdus_sent += 1;
         open.add(length);
@@ -196,6 +178,38 @@ impl<P: Port> Sending<'_, P> {
         }
         Ok(length)
     }
+}
+
+/// Builds the one FPDU of a Send or Write that fits into it; gives its octets.
+///
+/// # Errors
+/// The element's memory is refused.
+#[inline(always)]
+pub(crate) fn build_whole(
+    turn: &Turn<'_>,
+    running: &mut Running,
+    queue_pair: &QueuePair,
+    element: &SendElement,
+    room: &mut [u8],
+) -> Result<usize, AccessError> {
+    let header_len = header_len(element.opcode);
+    let place = &mut room[LENGTH_LEN..LENGTH_LEN + header_len];
+    if element.opcode == SendOpcode::Write {
+        place.copy_from_slice(&running.stream.whole_write(Stag(element.stag), TaggedOffset(element.remote_offset)));
+    } else {
+        place.copy_from_slice(&running.stream.whole_send(send_kind(element)));
+    }
+    let mut fpdu = Fpdu::begin(room, header_len, element.length, running.crc);
+    if element.flags.contains(SendFlags::INLINE) {
+        queue_pair.send.copy_inline_of(element, fpdu.payload())?;
+    } else {
+        let (mut at, mut index) = (0, 0);
+        while let Some(piece) = queue_pair.send.entry(element, index) {
+            fpdu.gather(turn, queue_pair.association, piece, &mut at)?;
+            index += 1;
+        }
+    }
+    Ok(fpdu.end())
 }
 
 /// An FPDU lacks its message or its place, which cannot be.

@@ -2,13 +2,15 @@
 
 use uwarp_memory::Turn;
 
+use crate::api::config::IwarpConfig;
 use crate::bytestream::conversion::TextPushed;
-use crate::connection::Connection;
 use crate::connection::phase::{Closing, Phase};
 use crate::connection::running::Limit;
+use crate::connection::{Connection, Connections};
 use crate::core::Core;
-use crate::hot::transmit::Serving;
+use crate::hot::transmit::{Served, Visit};
 use crate::link::port::Port;
+use crate::rdma::Rdma;
 use crate::rdma::datagrams::Way;
 use crate::rdma::packing::{Open, Pulled, Sending};
 use crate::rdma::queue_pair::QueuePair;
@@ -49,7 +51,7 @@ impl<P: Port> Core<P> {
     pub(super) fn serve(&mut self, turn: &Turn<'_>, index: u32) {
         let mut open = None;
         let is_served = self.common.config.hot
-            && (self.serving().serve_lone(turn, index, &mut open)
+            && (self.visit(turn, index).is_some_and(|visit| visit.serve_lone(&mut open))
                 || open.is_none() && self.serve_other(turn, index, &mut open));
         if !is_served {
             self.serve_any(turn, index, open);
@@ -58,16 +60,22 @@ impl<P: Port> Core<P> {
 
     #[inline(never)]
     fn serve_other(&mut self, turn: &Turn<'_>, index: u32, open: &mut Option<Open<P::Buffer>>) -> bool {
-        self.serving().serve_several(turn, index, open)
-            || open.is_none() && self.serving().serve_response(turn, index, open)
+        self.visit(turn, index).is_some_and(|visit| visit.serve_several(open))
+            || open.is_none() && self.visit(turn, index).is_some_and(|visit| visit.serve_response(open))
     }
 
-    /// What the short ways touch.
+    /// The visit of a short way to a connection, if that has a queue pair.
     #[inline(always)]
-    fn serving(&mut self) -> Serving<'_, P> {
+    fn visit<'a>(&'a mut self, turn: &'a Turn<'_>, index: u32) -> Option<Visit<'a, P>> {
         let epoch = self.net.neighbours.epoch();
         let Core { link, connections, rdma, common, .. } = self;
-        Serving { now: common.now, epoch, link, connections, rdma, counters: &mut common.counters }
+        let Connections { table, records, wheel, ready, .. } = connections;
+        let Rdma { queue_pairs, lanes, config: IwarpConfig { max_ulpdu, .. }, .. } = rdma;
+        let (connection, known_usual) = table.get_with_mark(index)?;
+        let number = connection.queue_pair.map_or(usize::MAX, |number| number as usize);
+        let queue_pair = queue_pairs.get_mut(number)?.as_deref_mut()?;
+        let served = Served { turn, connection, queue_pair, lanes, counters: &mut common.counters };
+        Some(Visit { served, known_usual, now: common.now, epoch, link, records, wheel, ready, max_ulpdu: *max_ulpdu })
     }
 
     /// Visits one ready connection while the device is full, since it may have work that needs no frame. Each turn
@@ -199,18 +207,14 @@ impl<P: Port> Core<P> {
         queue_pair: &mut QueuePair,
         open: Option<Open<P::Buffer>>,
     ) -> Pulled {
+        let epoch = self.net.neighbours.epoch();
         let Core { link, connections, rdma, common, .. } = self;
         let records = &mut connections.records;
         let mut sending = Sending { turn, link, records, rdma, common, connection, queue_pair, open };
         match sending.pull() {
             Ok(Pulled::Dry) => {
-                let mut open = sending.open;
-                if self.common.config.hot {
-                    open = self.serving().send_open(connection, open);
-                }
-                if let Some(open) = open {
-                    let records = &mut self.connections.records;
-                    open.push(&self.link, records, &mut self.common.counters, &mut connection.tcp);
+                if !(sending.common.config.hot && sending.send_open(epoch)) {
+                    sending.push_open();
                 }
                 Pulled::Dry
             }
