@@ -8,19 +8,17 @@ pub use build::{
     Path, TcpChecksum, emit_datagram, emit_fragment, emit_icmp, emit_icmp6, emit_packet, prepend_tcp, tcp_headers_len,
 };
 
-use core::net::{Ipv4Addr, Ipv6Addr};
-
 use crate::WireError;
 use crate::address::{FlowKey, IpAddress};
 use crate::arp::ArpPacket;
 use crate::checksum::{self, PartialSum};
 use crate::ethernet::{self, EtherType, EthernetAddress, EthernetHeader, VlanTag};
+use crate::fixed::{self, PLAIN, TAGGED, V4, V6};
 use crate::icmp::{self, IcmpMessage};
 use crate::icmp6::{self, Icmp6Message};
 use crate::ipv4::{self, Ipv4Header};
 use crate::ipv6::{self, Ipv6Header, Walked};
-use crate::octets::{u16_at, u32_at};
-use crate::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions};
+use crate::tcp::{self, TcpHeader, TcpOptions};
 
 /// A received frame, classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,12 +233,6 @@ pub fn classify(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
     }
 }
 
-/// Where the headers of IPv4 and TCP begin in the usual frame.
-const USUAL_IP: usize = ethernet::HEADER_LEN;
-const USUAL_L4: usize = USUAL_IP + ipv4::HEADER_LEN;
-/// Octets of its headers, without TCP's options.
-const USUAL_HEAD: usize = USUAL_L4 + tcp::HEADER_LEN;
-
 /// What [`classify`] returns for the usual segment: IPv4 without IP options or VLAN tag, and no TCP option but
 /// timestamps. `None` for any other frame, which [`classify`] then has to judge.
 ///
@@ -248,50 +240,40 @@ const USUAL_HEAD: usize = USUAL_L4 + tcp::HEADER_LEN;
 /// two or three times and read it back in other sizes, which defeats store forwarding.
 #[inline(always)]
 pub fn usual_tcp(frame: &[u8], total_len: usize) -> Option<TcpFrame> {
-    let head = frame.first_chunk::<USUAL_HEAD>()?;
-    let ip: &[u8; ipv4::HEADER_LEN] = head[USUAL_IP..].first_chunk()?;
-    let kind = u16_at(head, 12) == EtherType::IPV4.0;
-    // Behind the flag that forbids fragments: more of them follow, or this is not the first.
-    let whole = u16_at(ip, 6) & 0x3fff == 0;
-    if !(kind & (ip[0] == 0x45) & (ip[9] == tcp::PROTOCOL) & whole) {
-        return None;
-    }
-    let header_len = usize::from(head[USUAL_L4 + 12] >> 4) * 4;
-    let ip_total_len = usize::from(u16_at(ip, 2));
-    if ip_total_len < ipv4::HEADER_LEN + header_len
-        || ip_total_len > total_len.max(frame.len()) - USUAL_IP
+    type Usual<'a> = fixed::Segment<'a, PLAIN, V4>;
+    let head = Usual::of(frame)?;
+    let ip = head.packet();
+    let (header_len, ip_len) = (head.tcp_len(), ip.total_len());
+    if !ip.is_tcp()
+        || ip_len < ipv4::HEADER_LEN + header_len
+        || ip_len > total_len.max(frame.len()) - ethernet::HEADER_LEN
         || header_len < tcp::HEADER_LEN
-        || !checksum::is_good_ipv4_header(ip)
-        || !is_host(u32_at(ip, 12))
+        || !checksum::is_good_ipv4_header(ip.header())
+        || !is_host(ip.source().ipv4_bits())
     {
         return None;
     }
-    let timestamps = TcpOptions::parse_usual(frame.get(USUAL_HEAD..USUAL_L4 + header_len)?)?;
-    let (source_port, destination_port) = (u16_at(head, USUAL_L4), u16_at(head, USUAL_L4 + 2));
+    let payload_offset = Usual::TCP + header_len;
+    let timestamps = TcpOptions::parse_usual(frame.get(Usual::OPTIONS..payload_offset)?)?;
     Some(TcpFrame {
-        flow: FlowKey {
-            remote: Ipv4Addr::from_bits(u32_at(ip, 12)).into(),
-            local: Ipv4Addr::from_bits(u32_at(ip, 16)).into(),
-            remote_port: source_port,
-            local_port: destination_port,
-        },
+        flow: head.flow(),
         header: TcpHeader {
-            source_port,
-            destination_port,
-            sequence: SeqNumber(u32_at(head, USUAL_L4 + 4)),
-            acknowledgment: SeqNumber(u32_at(head, USUAL_L4 + 8)),
-            flags: TcpFlags::from_bits(u16_at(head, USUAL_L4 + 12)),
-            window: u16_at(head, USUAL_L4 + 14),
-            urgent: u16_at(head, USUAL_L4 + 18),
+            source_port: head.source_port(),
+            destination_port: head.destination_port(),
+            sequence: head.sequence(),
+            acknowledgment: head.acknowledgment(),
+            flags: head.flags(),
+            window: head.window(),
+            urgent: head.urgent(),
             options: TcpOptions { timestamps, ..TcpOptions::NONE },
         },
-        ip_offset: USUAL_IP,
-        l4_offset: USUAL_L4,
-        payload_offset: USUAL_L4 + header_len,
-        payload_len: ip_total_len - ipv4::HEADER_LEN - header_len,
-        ecn: ip[1] & 3,
-        source_mac: EthernetAddress([head[6], head[7], head[8], head[9], head[10], head[11]]),
-        destination_mac: EthernetAddress([head[0], head[1], head[2], head[3], head[4], head[5]]),
+        ip_offset: ethernet::HEADER_LEN,
+        l4_offset: Usual::TCP,
+        payload_offset,
+        payload_len: ip_len - ipv4::HEADER_LEN - header_len,
+        ecn: ip.ecn(),
+        source_mac: EthernetAddress([frame[6], frame[7], frame[8], frame[9], frame[10], frame[11]]),
+        destination_mac: EthernetAddress([frame[0], frame[1], frame[2], frame[3], frame[4], frame[5]]),
         vlan: None,
     })
 }
@@ -333,30 +315,14 @@ fn classify_any(frame: &[u8], total_len: usize) -> Result<Frame<'_>, WireError> 
 /// options, with or without a VLAN tag.
 #[inline]
 pub fn peek_flow(frame: &[u8]) -> Option<FlowKey> {
-    let kind = u16_at(frame.get(..ethernet::HEADER_LEN)?, 12);
-    let (kind, packet) = if kind == EtherType::VLAN.0 {
-        let tagged = frame.get(..ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN)?;
-        (u16_at(tagged, ethernet::HEADER_LEN + 2), &frame[ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN..])
-    } else {
-        (kind, &frame[ethernet::HEADER_LEN..])
-    };
-    let (remote, local, ports) = if kind == EtherType::IPV4.0 {
-        let (ip, rest) = packet.split_first_chunk::<{ ipv4::HEADER_LEN }>()?;
-        if ip[0] != 0x45 || ip[9] != tcp::PROTOCOL {
-            return None;
-        }
-        let address = |at| Ipv4Addr::from_bits(u32_at(ip, at)).into();
-        (address(12), address(16), rest.first_chunk::<4>()?)
-    } else {
-        let (ip, rest) = packet.split_first_chunk::<{ ipv6::HEADER_LEN }>()?;
-        if kind != EtherType::IPV6.0 || ip[6] != tcp::PROTOCOL {
-            return None;
-        }
-        let address =
-            |at: usize| -> Option<IpAddress> { Some(Ipv6Addr::from(*ip.get(at..)?.first_chunk::<16>()?).into()) };
-        (address(8)?, address(24)?, rest.first_chunk::<4>()?)
-    };
-    Some(FlowKey { remote, local, remote_port: u16_at(ports, 0), local_port: u16_at(ports, 2) })
+    fn peek<const LINK: usize, const IP: usize>(frame: &[u8]) -> Option<FlowKey> {
+        fixed::Segment::<LINK, IP>::of(frame).filter(|head| head.packet().is_tcp()).map(fixed::Segment::flow)
+    }
+    match fixed::ether_type::<PLAIN>(frame)? {
+        EtherType::IPV4 => peek::<PLAIN, V4>(frame),
+        EtherType::VLAN => peek::<TAGGED, V4>(frame).or_else(|| peek::<TAGGED, V6>(frame)),
+        _ => peek::<PLAIN, V6>(frame),
+    }
 }
 
 /// A segment with unusual options, or an invalid segment.

@@ -11,6 +11,8 @@ use crate::octets::{put_u16, put_u32, u16_at, u32_at};
 
 /// Octets of a header without options.
 pub const HEADER_LEN: usize = 20;
+/// Where the checksum is in a header.
+pub const CHECKSUM_OFFSET: usize = 10;
 
 const MORE_FRAGMENTS: u16 = 0x2000;
 const DONT_FRAGMENT: u16 = 0x4000;

@@ -15,6 +15,7 @@ pub mod checksum;
 pub mod ddp;
 mod error;
 pub mod ethernet;
+pub mod fixed;
 pub mod frame;
 pub mod icmp;
 pub mod icmp6;

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use uwarp_engine::ports::cable::NOTE_MAC;
 use uwarp_ring::cable::OwnerTable;
 use uwarp_wire::address::{FlowKey, IpAddress};
+use uwarp_wire::fixed::{PLAIN, Packet, V4};
 use uwarp_wire::frame::{Frame, TcpFrame, classify};
 use uwarp_wire::icmp6::Icmp6Message;
 use uwarp_wire::tcp::TcpFlags;
@@ -15,7 +16,7 @@ use uwarp_wire::{ethernet, frame as wire_frame};
 
 use super::counters::{Counters, DropReason};
 use super::flows::{End, Flows, Severed};
-use super::frame::{self, Datagram, FLAGS, IPV4_LEN, Kind, Segment, USUAL};
+use super::frame::{self, Datagram, IPV4_LEN, Kind, Segment, Usual};
 use super::networks::{ForeignAddress, NetworkId, Networks};
 use super::outside::{Probe, Uplink};
 use super::ports::ReserveError;
@@ -59,15 +60,16 @@ struct LastFlow {
 type FlowOctets = (u128, u64, u32);
 
 #[inline(always)]
-fn flow_octets(start: &[u8; USUAL]) -> Option<FlowOctets> {
-    let link = u128::from_ne_bytes(*start.first_chunk()?);
-    let addresses = u64::from_ne_bytes(*start.get(26..)?.first_chunk()?);
-    let ports = u32::from_ne_bytes(*start.get(34..)?.first_chunk()?);
+fn flow_octets(head: Usual<'_>) -> Option<FlowOctets> {
+    let octets = head.octets();
+    let link = u128::from_ne_bytes(*octets.first_chunk()?);
+    let addresses = u64::from_ne_bytes(*octets.get(Packet::<PLAIN, V4>::addresses())?.first_chunk()?);
+    let ports = u32::from_ne_bytes(*octets.get(Usual::TCP..)?.first_chunk()?);
     Some((link, addresses, ports))
 }
 
 /// Flags of segments that begin or end a connection.
-const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
+const RARE: TcpFlags = TcpFlags::SYN.with(TcpFlags::FIN).with(TcpFlags::RST);
 
 /// Source and destination.
 fn ends(segment: &Segment) -> (End, End) {
@@ -263,10 +265,9 @@ impl Switch {
     #[inline(always)]
     fn recall(&self, from: ClientId, octets: &mut [u8]) -> Option<Verdict> {
         let last = self.last[from.place()].as_ref()?;
-        let length = octets.len();
-        let start = octets.first_chunk::<USUAL>()?;
-        let tcp_len = frame::usual(start, length)?;
-        if flow_octets(start)? != last.key || start[FLAGS] & RARE != 0 || length > self.longest {
+        let head = frame::usual(octets)?;
+        let tcp_len = head.tcp_len() as u8;
+        if flow_octets(head)? != last.key || head.flags().intersects(RARE) || octets.len() > self.longest {
             return None;
         }
         octets[..12].copy_from_slice(&last.onward);
@@ -277,14 +278,14 @@ impl Switch {
     #[inline]
     fn pass(&mut self, from: ClientId, to: ClientId, segment: &Segment, octets: &mut [u8]) -> Verdict {
         let onward = self.onward(from, to, octets);
-        if let Some(start) = octets.first_chunk_mut::<USUAL>() {
-            if let (Some(key), 0x45) = (flow_octets(start), start[14]) {
-                // Behind one that begins a connection, the next is looked at again.
-                let is_usual = segment.flags & RARE == 0;
-                self.last[from.place()] = is_usual.then_some(LastFlow { key, to, onward });
-            }
-            start[..12].copy_from_slice(&onward);
+        if segment.ip_len == IPV4_LEN
+            && let Some(key) = Usual::of(octets).and_then(flow_octets)
+        {
+            // Behind one that begins a connection, the next is looked at again.
+            let is_usual = !segment.flags.intersects(RARE);
+            self.last[from.place()] = is_usual.then_some(LastFlow { key, to, onward });
         }
+        octets[..12].copy_from_slice(&onward);
         Verdict::Forward { to, ip_len: segment.ip_len, tcp_len: segment.tcp_len }
     }
 
@@ -348,7 +349,7 @@ impl Switch {
         let Some(to) = self.networks.owner(segment.destination, segment.destination_port) else {
             return self.answer_reset(from, octets);
         };
-        if segment.flags & RARE != 0 {
+        if segment.flags.intersects(RARE) {
             self.follow(from, to, segment, octets);
         } else if self.flows.has_doubtful(to) {
             let (source, destination) = ends(segment);
@@ -391,7 +392,7 @@ impl Switch {
     #[cold]
     fn follow(&mut self, from: ClientId, to: ClientId, segment: &Segment, octets: &[u8]) {
         let (source, destination) = ends(segment);
-        let flags = TcpFlags::from_bits(segment.flags.into());
+        let flags = segment.flags;
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
             self.flows.ended((from, source), (to, destination));
         } else if flags.contains(TcpFlags::ACK) {

@@ -8,9 +8,9 @@ use uwarp_iwarp::framing::{CRC_LEN, LENGTH_LEN, fpdu_len};
 use uwarp_memory::{Access, OpenRegion, Turn, kernels};
 use uwarp_tcp::{Events, Instant};
 use uwarp_wire::ddp::{Header, QueueNumber, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader};
+use uwarp_wire::fixed::{PLAIN, TAGGED, V4, V6};
 use uwarp_wire::mpa::crc_from_octets;
 use uwarp_wire::rdmap::{Control, Opcode};
-use uwarp_wire::{ipv4, ipv6};
 
 use crate::api::counters::Counters;
 use crate::api::work::{CompletionFlags, Status};
@@ -21,7 +21,7 @@ use crate::connection::{Connection, Connections};
 use crate::hot::segment::Predicted;
 use crate::hot::transmit::arm;
 use crate::link::port::Buffer;
-use crate::link::template::{Layout, PLAIN, TAGGED};
+use crate::link::template::Layout;
 use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
@@ -52,7 +52,7 @@ impl<B: Buffer> Connections<B> {
         let template = connection.and_then(|connection| connection.next_hop.template.as_ref());
         let Some(template) = template else { return 0 };
         if template.layout() == Layout::Ipv4 {
-            return self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end);
+            return self.receive_behind::<PLAIN, V4>(rdma, counters, moment, index, frames, end);
         }
         let layout = template.layout();
         self.receive_layout(rdma, counters, moment, layout, frames, end)
@@ -71,18 +71,10 @@ impl<B: Buffer> Connections<B> {
     ) -> usize {
         let Some(index) = self.guess else { return 0 };
         match layout {
-            Layout::Ipv4 => {
-                self.receive_behind::<PLAIN, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
-            }
-            Layout::Ipv4Tagged => {
-                self.receive_behind::<TAGGED, { ipv4::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
-            }
-            Layout::Ipv6 => {
-                self.receive_behind::<PLAIN, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
-            }
-            Layout::Ipv6Tagged => {
-                self.receive_behind::<TAGGED, { ipv6::HEADER_LEN }>(rdma, counters, moment, index, frames, end)
-            }
+            Layout::Ipv4 => self.receive_behind::<PLAIN, V4>(rdma, counters, moment, index, frames, end),
+            Layout::Ipv4Tagged => self.receive_behind::<TAGGED, V4>(rdma, counters, moment, index, frames, end),
+            Layout::Ipv6 => self.receive_behind::<PLAIN, V6>(rdma, counters, moment, index, frames, end),
+            Layout::Ipv6Tagged => self.receive_behind::<TAGGED, V6>(rdma, counters, moment, index, frames, end),
         }
     }
 
@@ -109,7 +101,7 @@ impl<B: Buffer> Connections<B> {
             return 0;
         }
         // Only for the most frequent layout as a part of this function.
-        let events = if LINK == PLAIN && IP == ipv4::HEADER_LEN {
+        let events = if LINK == PLAIN && IP == V4 {
             if !(*known_usual || connection.tcp.is_undisturbed()) {
                 return 0;
             }

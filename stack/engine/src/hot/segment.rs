@@ -6,11 +6,11 @@ use uwarp_iwarp::framing::CRC_LEN;
 use uwarp_memory::kernels::{checksum_sum, crc32c_and_sum, has_one_pass};
 use uwarp_tcp::UsualSegment;
 use uwarp_wire::checksum::{fold_wide, is_good_ipv4_header};
-use uwarp_wire::ipv4;
+use uwarp_wire::fixed::{PLAIN, Packet, Segment, V4};
 use uwarp_wire::tcp::{self, SeqNumber, TcpFlags, Timestamps};
 
 use crate::link::port::{Buffer, ChecksumStatus};
-use crate::link::template::{PLAIN, Template};
+use crate::link::template::Template;
 
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
@@ -37,11 +37,6 @@ fn octets<const N: usize>(frame: &[u8], at: usize) -> [u8; N] {
 }
 
 #[inline(always)]
-fn u16_at(frame: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes(octets(frame, at))
-}
-
-#[inline(always)]
 fn u32_at(frame: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(octets(frame, at))
 }
@@ -56,21 +51,13 @@ impl Predicted {
         frame: &[u8],
         template: &Template,
     ) -> Option<Predicted> {
-        let tcp_at = LINK + IP;
-        let plain = tcp_at + tcp::HEADER_LEN;
-        let stamped = plain + TIMESTAMPS;
-        let head = frame.get(..plain)?;
-        // EtherType, and version and length of the header; then for IPv4 the flags and offset of fragments, and the
-        // protocol.
-        let kind = if IP == ipv4::HEADER_LEN {
-            u32_at(head, LINK - 2) & 0xffff_ff00 == 0x0800_4500 && u32_at(head, LINK + 6) & 0x3fff_00ff == 6
-        } else {
-            u32_at(head, LINK - 2) & 0xffff_f000 == 0x86dd_6000 && head[LINK + 6] == tcp::PROTOCOL
-        };
-        if !kind || !template.is_answered_by::<LINK, IP>(head) || buffer.segment_count() != 1 {
+        let head = Segment::<LINK, IP>::of(frame)?;
+        let ip = head.packet();
+        if !ip.is_tcp() || !template.is_answered_by::<LINK, IP>(head.octets()) || buffer.segment_count() != 1 {
             return None;
         }
-        let (payload_at, timestamps) = match u16_at(head, tcp_at + 12) & !TcpFlags::PSH.bits() & 0xf1ff {
+        let (plain, stamped) = (Segment::<LINK, IP>::OPTIONS, Segment::<LINK, IP>::OPTIONS + TIMESTAMPS);
+        let (payload_at, timestamps) = match head.control() & !TcpFlags::PSH.bits() & 0xf1ff {
             0x8010 => {
                 let option = frame.get(plain..stamped)?;
                 if u32_at(option, 0) != 0x0101_080a {
@@ -81,26 +68,20 @@ impl Predicted {
             0x5010 => (plain, None),
             _ => return None,
         };
-        let ecn = if IP == ipv4::HEADER_LEN {
-            if !is_good_ipv4_header(head[LINK..].first_chunk()?) {
-                return None;
-            }
-            head[LINK + 1] & 3
-        } else {
-            // The traffic class lies across the first two octets (RFC 8200 §3).
-            head[LINK + 1] >> 4 & 3
-        };
-        let end = end_of::<LINK, IP>(head);
+        if IP == V4 && !is_good_ipv4_header(head.octets()[LINK..].first_chunk()?) {
+            return None;
+        }
+        let end = LINK + ip.total_len();
         if end < payload_at || end > frame.len() {
             return None;
         }
         let segment = UsualSegment {
             flags: TcpFlags::ACK,
-            sequence: SeqNumber(u32_at(head, tcp_at + 4)),
-            acknowledgment: SeqNumber(u32_at(head, tcp_at + 8)),
-            window: u16_at(head, tcp_at + 14),
+            sequence: head.sequence(),
+            acknowledgment: head.acknowledgment(),
+            window: head.window(),
             timestamps,
-            ecn,
+            ecn: ip.ecn(),
             len: (end - payload_at) as u32,
         };
         verify::<B, LINK, IP>(buffer, frame, payload_at..end, false)?;
@@ -125,7 +106,7 @@ impl Predicted {
         }
         // Not the same: the packet's length, for IPv4 its number and the header's checksum, and TCP's checksum. The
         // urgent pointer means nothing.
-        let same_link_and_ip = if IP == ipv4::HEADER_LEN {
+        let same_link_and_ip = if IP == V4 {
             octets::<{ PLAIN + 2 }>(first, LINK - PLAIN) == octets(head, LINK - PLAIN)
                 && (LINK == PLAIN || octets::<4>(first, 0) == octets(head, 0))
                 && u32_at(first, LINK + 6) == u32_at(head, LINK + 6)
@@ -147,7 +128,7 @@ impl Predicted {
         if !(same_link_and_ip & same_ports & same_options) || state(first) != state(head) {
             return None;
         }
-        let end = end_of::<LINK, IP>(head);
+        let end = LINK + Packet::<LINK, IP>::of(head)?.total_len();
         if end < payload_at || end > frame.len() {
             return None;
         }
@@ -157,16 +138,6 @@ impl Predicted {
         self.segment.len = (end - payload_at) as u32;
         self.payload.end = end;
         Some(intact)
-    }
-}
-
-/// Where the packet of a frame ends, as its headers say.
-#[inline(always)]
-fn end_of<const LINK: usize, const IP: usize>(head: &[u8]) -> usize {
-    if IP == ipv4::HEADER_LEN {
-        LINK + usize::from(u16_at(head, LINK + 2))
-    } else {
-        LINK + IP + usize::from(u16_at(head, LINK + 4))
     }
 }
 
@@ -185,7 +156,7 @@ fn verify<B: Buffer, const LINK: usize, const IP: usize>(
         // The addresses of the pseudo-header directly precede the octets to sum.
         ChecksumStatus::Unknown => {
             let tcp_at = LINK + IP;
-            let addresses = tcp_at - if IP == ipv4::HEADER_LEN { 8 } else { 32 };
+            let addresses = Packet::<LINK, IP>::addresses().start;
             let pseudo_header = u64::from(tcp::PROTOCOL) + (payload.end - tcp_at) as u64;
             let (sum, crc) = if is_fpdu
                 && has_one_pass()
@@ -212,12 +183,11 @@ mod tests {
     use proptest::prelude::*;
     use uwarp_memory::kernels::crc32c;
     use uwarp_wire::ethernet::{EthernetAddress, VlanTag};
+    use uwarp_wire::fixed::{TAGGED, V6};
     use uwarp_wire::frame::Path;
-    use uwarp_wire::ipv6;
 
     use super::*;
     use crate::link::port::ReceivedChecksums;
-    use crate::link::template::TAGGED;
     use crate::ports::heap::{HeapBuffer, HeapPool};
 
     /// Octets of the longest payload.
@@ -304,10 +274,10 @@ mod tests {
                 second.set_received_checksums(good);
             }
             let look = match (v6, tagged) {
-                (false, false) => look::<PLAIN, { ipv4::HEADER_LEN }>,
-                (false, true) => look::<TAGGED, { ipv4::HEADER_LEN }>,
-                (true, false) => look::<PLAIN, { ipv6::HEADER_LEN }>,
-                (true, true) => look::<TAGGED, { ipv6::HEADER_LEN }>,
+                (false, false) => look::<PLAIN, V4>,
+                (false, true) => look::<TAGGED, V4>,
+                (true, false) => look::<PLAIN, V6>,
+                (true, true) => look::<TAGGED, V6>,
             };
             let (full, alike) = look(&own, &first, &second);
             // A frame that differs otherwise, as in its hop limit, may be left to the full look.

@@ -6,9 +6,9 @@
 
 use uwarp_tcp::UsualSegment;
 use uwarp_wire::checksum::{fold_wide, pseudo_header};
+use uwarp_wire::fixed::{PLAIN, TAGGED, V4, V6};
 use uwarp_wire::frame::Path;
 use uwarp_wire::tcp::{self, TcpHeader};
-use uwarp_wire::{ethernet, ipv4, ipv6};
 
 /// Most octets that are the same in every segment: Ethernet with a tag, IPv6, and the two ports.
 const FIXED_MAX: usize = 18 + 40 + 4;
@@ -19,10 +19,6 @@ const PATTERN: usize = 96;
 const _: () = assert!(PATTERN >= FIXED_MAX - 4 + tcp::HEADER_LEN + TIMESTAMPS);
 /// Octets of the aligned timestamp option.
 const TIMESTAMPS: usize = 12;
-
-/// Octets of the Ethernet header, without and with a tag.
-pub(crate) const PLAIN: usize = ethernet::HEADER_LEN;
-pub(crate) const TAGGED: usize = ethernet::HEADER_LEN + ethernet::VLAN_TAG_LEN;
 
 /// What stands in front of TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +137,7 @@ impl Template {
         let Some(head) = head.get(..LINK + IP + 4) else { return false };
         let (own, tcp_at) = (&self.octets[..LINK + IP + 4], LINK + IP);
         let ports = |octets: &[u8]| u32::from_ne_bytes(copy(&octets[tcp_at..tcp_at + 4]));
-        let same_addresses = if IP == ipv4::HEADER_LEN {
+        let same_addresses = if IP == V4 {
             let addresses = |octets: &[u8]| u64::from_ne_bytes(copy(&octets[tcp_at - 8..tcp_at]));
             addresses(head) == addresses(own).rotate_left(32)
         } else {
@@ -197,7 +193,7 @@ impl Template {
         payload_sum: Option<u32>,
     ) -> Option<usize> {
         if self.layout == Layout::Ipv4 {
-            return self.write::<PLAIN, { ipv4::HEADER_LEN }>(headroom, segment, payload_sum);
+            return self.write::<PLAIN, V4>(headroom, segment, payload_sum);
         }
         // By value: the segment need not be in memory for the layout above.
         self.prepend_other(headroom, *segment, payload_sum)
@@ -225,9 +221,9 @@ impl Template {
     fn prepend_other(&self, headroom: &mut [u8], segment: UsualSegment, payload_sum: Option<u32>) -> Option<usize> {
         let segment = &segment;
         match self.layout {
-            Layout::Ipv6 => self.write::<PLAIN, { ipv6::HEADER_LEN }>(headroom, segment, payload_sum),
-            Layout::Ipv6Tagged => self.write::<TAGGED, { ipv6::HEADER_LEN }>(headroom, segment, payload_sum),
-            _ => self.write::<TAGGED, { ipv4::HEADER_LEN }>(headroom, segment, payload_sum),
+            Layout::Ipv6 => self.write::<PLAIN, V6>(headroom, segment, payload_sum),
+            Layout::Ipv6Tagged => self.write::<TAGGED, V6>(headroom, segment, payload_sum),
+            _ => self.write::<TAGGED, V4>(headroom, segment, payload_sum),
         }
     }
 
@@ -246,7 +242,7 @@ impl Template {
         let start = headroom.len().checked_sub(length)?;
         let out = &mut headroom[start..];
         out[..fixed].copy_from_slice(&self.octets[..fixed]);
-        if IP == ipv4::HEADER_LEN {
+        if IP == V4 {
             let total = (IP + tcp_len + payload_len) as u16;
             out[LINK + 1] |= ecn;
             out[LINK + 2..LINK + 4].copy_from_slice(&total.to_be_bytes());

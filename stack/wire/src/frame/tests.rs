@@ -6,8 +6,8 @@ use smoltcp::wire::{EthernetFrame, IpAddress as SmoltcpAddress, Ipv4Packet, TcpP
 
 use super::*;
 use crate::ipv4;
-use crate::tcp::Timestamps;
 use crate::tcp::tests::any_header;
+use crate::tcp::{SeqNumber, TcpFlags, Timestamps};
 
 const MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 1]);
 const PEER_MAC: EthernetAddress = EthernetAddress([2, 0, 0, 0, 0, 2]);

@@ -101,7 +101,7 @@ impl Switch {
         if is_group(destination) || destination == self.mac || !is_host(segment.destination) {
             return Err(DropReason::Destination);
         }
-        if segment.flags & RARE != 0 {
+        if segment.flags.intersects(RARE) {
             self.follow_outside(from, segment, octets, destination, Way::Out);
         } else if let Some(uplink) = &mut self.uplink
             && uplink.flows.has_doubtful(from)
@@ -117,7 +117,7 @@ impl Switch {
     fn follow_outside(&mut self, client: ClientId, segment: &Segment, octets: &[u8], host: [u8; 6], way: Way) {
         let Some(uplink) = &mut self.uplink else { return };
         let (source, destination) = ends(segment);
-        let flags = TcpFlags::from_bits(segment.flags.into());
+        let flags = segment.flags;
         if flags.intersects(TcpFlags::FIN | TcpFlags::RST) {
             // Whether a host's segment is in the window, only the client's TCP knows: it answers a FIN by its own, and
             // falls silent behind a reset.
@@ -230,7 +230,7 @@ impl Switch {
         let Some(to) = self.networks.owner(segment.destination, segment.destination_port) else {
             return self.reset_outside(octets);
         };
-        if segment.flags & RARE != 0 {
+        if segment.flags.intersects(RARE) {
             self.follow_outside(to, segment, octets, station(octets, 6), Way::In);
         } else if let Some(uplink) = &mut self.uplink
             && uplink.flows.has_doubtful(to)

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use arrayvec::ArrayVec;
 use uwarp_ring::cable::{Owner, Owners};
 use uwarp_wire::address::IpAddress;
-use uwarp_wire::ethernet;
-use uwarp_wire::tcp::{self, TcpFlags};
+use uwarp_wire::fixed::{self, PLAIN, Packet, V4, V6};
+use uwarp_wire::tcp::TcpFlags;
 
 use super::super::heap::HeapBuffer;
 use crate::link::port::Buffer;
@@ -16,9 +16,7 @@ const OPENINGS: usize = 64;
 /// Segments of other connections behind which the openings are forgotten: they have led to nothing.
 const MOST_MISSES: u32 = 1024;
 /// Flags of segments that begin or end a connection.
-pub(super) const RARE: u8 = (TcpFlags::SYN.bits() | TcpFlags::FIN.bits() | TcpFlags::RST.bits()) as u8;
-/// The flag of those that begin one.
-pub(super) const SYN: u8 = TcpFlags::SYN.bits() as u8;
+pub(super) const RARE: TcpFlags = TcpFlags::SYN.with(TcpFlags::FIN).with(TcpFlags::RST);
 
 /// Who is who on the switch.
 #[derive(Debug)]
@@ -73,7 +71,7 @@ impl Names {
         let Some(segment) = segment(frame.data()) else { return false };
         let Some(network) = self.network_of(segment.source) else { return false };
         let owner = self.owners.get(network, segment.source_port);
-        if owner != Owner::One(peer) && owner != Owner::Past(peer) || segment.flags & SYN != 0 {
+        if owner != Owner::One(peer) && owner != Owner::Past(peer) || segment.flags.contains(TcpFlags::SYN) {
             return false;
         }
         let start = frame.start();
@@ -125,52 +123,35 @@ pub(super) struct Segment {
     pub(super) source: IpAddress,
     pub(super) source_port: u16,
     pub(super) destination_port: u16,
-    /// The lowest eight flags.
-    pub(super) flags: u8,
+    pub(super) flags: TcpFlags,
     /// Where the TCP header begins.
     pub(super) tcp: usize,
-}
-
-#[inline(always)]
-fn word(octets: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([octets[at], octets[at + 1]])
 }
 
 /// The destination of a segment that was read from a frame.
 #[cold]
 fn destination(frame: &[u8], segment: &Segment) -> Option<IpAddress> {
     if segment.source.is_ipv4() {
-        let octets: [u8; 4] = *frame.get(30..)?.first_chunk()?;
-        return Some(IpAddress::from_ipv4_bits(u32::from_be_bytes(octets)));
+        Packet::<PLAIN, V4>::of(frame).map(Packet::destination)
+    } else {
+        Packet::<PLAIN, V6>::of(frame).map(Packet::destination)
     }
-    let octets: [u8; 16] = *frame.get(38..)?.first_chunk()?;
-    Some(std::net::Ipv6Addr::from(octets).into())
 }
 
 /// Reads a segment without IP options and fragments.
 #[inline(always)]
 pub(super) fn segment(frame: &[u8]) -> Option<Segment> {
-    const V4: usize = ethernet::HEADER_LEN + 20;
-    const V6: usize = ethernet::HEADER_LEN + 40;
-    let of = |source, tcp: usize| Segment {
-        source,
-        source_port: word(frame, tcp),
-        destination_port: word(frame, tcp + 2),
-        flags: frame[tcp + 13],
-        tcp,
-    };
-    if frame.len() < V4 + tcp::HEADER_LEN {
-        return None;
-    }
-    match word(frame, 12) {
-        0x0800 if frame[14] == 0x45 && frame[23] == tcp::PROTOCOL && word(frame, 20) & 0x3fff == 0 => {
-            let source = u32::from_be_bytes([frame[26], frame[27], frame[28], frame[29]]);
-            Some(of(IpAddress::from_ipv4_bits(source), V4))
-        }
-        0x86dd if frame.len() >= V6 + tcp::HEADER_LEN && frame[20] == tcp::PROTOCOL => {
-            let source: [u8; 16] = *frame[22..].first_chunk()?;
-            Some(of(std::net::Ipv6Addr::from(source).into(), V6))
-        }
-        _ => None,
-    }
+    segment_over::<V4>(frame).or_else(|| segment_over::<V6>(frame))
+}
+
+#[inline(always)]
+fn segment_over<const IP: usize>(frame: &[u8]) -> Option<Segment> {
+    let head = fixed::Segment::<PLAIN, IP>::of(frame).filter(|head| head.packet().is_tcp())?;
+    Some(Segment {
+        source: head.packet().source(),
+        source_port: head.source_port(),
+        destination_port: head.destination_port(),
+        flags: head.flags(),
+        tcp: PLAIN + IP,
+    })
 }

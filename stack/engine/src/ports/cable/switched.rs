@@ -15,7 +15,7 @@ use uwarp_wire::tcp::TcpFlags;
 
 use super::super::heap::{HeapBuffer, HeapPool};
 use super::super::middlebox;
-use super::names::{Names, Openings, RARE, SYN, Segment, segment};
+use super::names::{Names, Openings, RARE, Segment, segment};
 use super::{HEADROOM, LONGEST_ROOM, Line, NOTE_MAC, levels};
 use crate::link::port::{Batch, Buffer, Capabilities, Descriptors, LinkState, PoolLevels, Port, TransmitChecksums};
 
@@ -204,8 +204,8 @@ impl SwitchedPort {
             return None;
         }
         let segment = segment(frame)?;
-        if segment.flags & SYN != 0 {
-            if segment.flags & TcpFlags::ACK.bits() as u8 == 0 {
+        if segment.flags.contains(TcpFlags::SYN) {
+            if !segment.flags.contains(TcpFlags::ACK) {
                 self.openings.add((segment.source_port, segment.destination_port));
             }
             return None;
@@ -216,7 +216,7 @@ impl SwitchedPort {
         if !self.names.is_own(segment.source_port) || !self.peers[index].line.end.sender.is_attended() {
             return None;
         }
-        if segment.flags & RARE != 0 || !self.openings.ports.is_empty() {
+        if segment.flags.intersects(RARE) || !self.openings.ports.is_empty() {
             self.note(frame, &segment);
         }
         Some(index)
@@ -226,7 +226,7 @@ impl SwitchedPort {
     #[cold]
     fn note(&mut self, frame: &[u8], segment: &Segment) {
         let is_opening = self.openings.take((segment.source_port, segment.destination_port));
-        if segment.flags & RARE == 0 && !is_opening {
+        if !segment.flags.intersects(RARE) && !is_opening {
             return;
         }
         let end = segment.tcp + usize::from(frame[segment.tcp + 12] >> 4) * 4;
@@ -234,9 +234,10 @@ impl SwitchedPort {
         self.scratch.clear();
         self.scratch.extend_from_slice(headers);
         self.scratch[..6].copy_from_slice(&NOTE_MAC);
-        let (at, length) = match segment.tcp - ethernet::HEADER_LEN {
-            20 => (16, end - ethernet::HEADER_LEN),
-            _ => (18, end - segment.tcp),
+        // IPv4 counts its own header, IPv6 does not.
+        let (at, length) = match segment.source.is_ipv4() {
+            true => (ethernet::HEADER_LEN + 2, end - ethernet::HEADER_LEN),
+            false => (ethernet::HEADER_LEN + 4, end - segment.tcp),
         };
         self.scratch[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
         if self.switch.end.sender.send(&self.scratch, true) {
