@@ -22,16 +22,9 @@ use crate::hot::segment::Predicted;
 use crate::hot::transmit::arm;
 use crate::link::port::Buffer;
 use crate::link::template::Layout;
-use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
-
-/// When frames are taken: in a turn of the engine, whose time is `now`.
-#[derive(Clone, Copy)]
-pub(crate) struct Moment<'a> {
-    pub(crate) turn: &'a Turn<'a>,
-    pub(crate) now: Instant,
-}
+use crate::rdma::{Moment, Rdma};
 
 impl<B: Buffer> Connections<B> {
     /// Takes frames of the connection that the last frame belonged to: the first one if it is a predicted segment, and

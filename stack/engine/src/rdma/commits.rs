@@ -31,10 +31,10 @@ use crate::connection::Connections;
 use crate::connection::phase::Phase;
 use crate::connection::running::Running;
 use crate::link::port::Buffer;
-use crate::rdma::Rdma;
 use crate::rdma::lanes::Lanes;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive::{Failure, read_fault};
+use crate::rdma::{Moment, Rdma};
 
 pub(crate) use self::held::{Held, Hold, WaitingCommit, WrittenRanges};
 pub(crate) use self::shares::Commits;
@@ -70,8 +70,7 @@ impl Rdma {
     #[cold]
     pub(crate) fn on_commit_request(
         &mut self,
-        turn: &Turn<'_>,
-        now: Instant,
+        moment: Moment<'_>,
         running: &mut Running,
         queue_pair: &mut QueuePair,
         commit: &InboundCommit<'_>,
@@ -80,17 +79,19 @@ impl Rdma {
         // Everything is checked before anything is asked for.
         let (mut ranges, mut is_plain) = (self.commits.list(), false);
         for region in commit.regions() {
-            turn.commit_targets(
-                association,
-                region.stag.0,
-                region.offset.0,
-                region.length,
-                |target, range| match target {
-                    CommitTarget::Plain => is_plain = true,
-                    CommitTarget::Persistent(_) | CommitTarget::Durable { .. } => ranges.push(range),
-                },
-            )
-            .map_err(|error| Failure::from(read_fault(error)))?;
+            moment
+                .turn
+                .commit_targets(
+                    association,
+                    region.stag.0,
+                    region.offset.0,
+                    region.length,
+                    |target, range| match target {
+                        CommitTarget::Plain => is_plain = true,
+                        CommitTarget::Persistent(_) | CommitTarget::Durable { .. } => ranges.push(range),
+                    },
+                )
+                .map_err(|error| Failure::from(read_fault(error)))?;
         }
         let status = if commit.exceeds() {
             CommitStatus::Limit
@@ -103,7 +104,7 @@ impl Rdma {
         if running.stream.commit_waits(ticket) {
             queue_pair.waiting_commits.push_back(WaitingCommit { ticket, ranges, status });
         } else {
-            self.begin_commit(turn, now, running, queue_pair.number, WaitingCommit { ticket, ranges, status });
+            self.begin_commit(moment, running, queue_pair.number, WaitingCommit { ticket, ranges, status });
         }
         Ok(())
     }
@@ -112,8 +113,7 @@ impl Rdma {
     #[cold]
     pub(crate) fn begin_waiting_commits(
         &mut self,
-        turn: &Turn<'_>,
-        now: Instant,
+        moment: Moment<'_>,
         running: &mut Running,
         queue_pair: &mut QueuePair,
     ) {
@@ -121,21 +121,14 @@ impl Rdma {
             && !running.stream.commit_waits(commit.ticket)
             && let Some(commit) = queue_pair.waiting_commits.pop_front()
         {
-            self.begin_commit(turn, now, running, queue_pair.number, commit);
+            self.begin_commit(moment, running, queue_pair.number, commit);
         }
     }
 
-    fn begin_commit(
-        &mut self,
-        turn: &Turn<'_>,
-        now: Instant,
-        running: &mut Running,
-        queue_pair: u32,
-        commit: WaitingCommit,
-    ) {
+    fn begin_commit(&mut self, moment: Moment<'_>, running: &mut Running, queue_pair: u32, commit: WaitingCommit) {
         let WaitingCommit { ticket, ranges, mut status } = commit;
         let asker = || Asker::Request { ticket };
-        if self.commits.begin(turn, queue_pair, ranges, &mut status, now, asker).is_none() {
+        if self.commits.begin(moment.turn, queue_pair, ranges, &mut status, moment.now, asker).is_none() {
             running.stream.commit_done(ticket, status.code());
         }
     }

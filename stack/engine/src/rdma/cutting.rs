@@ -165,7 +165,6 @@ pub(crate) fn copy_payload(
     fpdu: &mut Fpdu<'_>,
 ) -> Result<(), AccessError> {
     let association = queue_pair.association;
-    let mut at = 0;
     match source {
         Source::Nothing | Source::NoPayload | Source::Answer => {}
         Source::CommitRequest(identifier) => {
@@ -173,15 +172,15 @@ pub(crate) fn copy_payload(
         }
         Source::Inline => queue_pair.send.copy_inline(cut.payload_offset, fpdu.payload())?,
         Source::Entries => match queue_pair.send.piece(cut.payload_offset, cut.payload_len) {
-            Some(piece) => fpdu.gather(turn, association, piece, &mut at)?,
+            Some(piece) => fpdu.gather(turn, association, piece)?,
             None => queue_pair
                 .send
-                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece, &mut at))?,
+                .gather(cut.payload_offset, cut.payload_len, |piece| fpdu.gather(turn, association, piece))?,
         },
         Source::Response { stag, offset } => {
             let offset = offset.0.wrapping_add(u64::from(cut.payload_offset));
             let piece = Sge { stag: stag.0, length: cut.payload_len, offset };
-            fpdu.gather_with(turn, queue_pair.peer.reads, piece, &mut at, Access::REMOTE_READ)?;
+            fpdu.gather_with(turn, queue_pair.peer.reads, piece, Access::REMOTE_READ)?;
         }
     }
     Ok(())

@@ -60,6 +60,8 @@ pub(crate) struct Fpdu<'a> {
     room: &'a mut [u8],
     payload_at: usize,
     payload_len: usize,
+    /// Octets of the payload that are copied.
+    copied: usize,
     crc: bool,
     /// The register of the CRC so far, where it runs along with the copy.
     register: Option<u32>,
@@ -92,7 +94,7 @@ impl<'a> Fpdu<'a> {
     fn with_header(room: &'a mut [u8], header_len: usize, payload_len: usize, crc: bool) -> Fpdu<'a> {
         let payload_at = LENGTH_LEN + header_len;
         let register = (crc && payload_len > SHORT).then(|| kernels::crc32c_update(u32::MAX, &room[..payload_at]));
-        Fpdu { room, payload_at, payload_len, crc, register }
+        Fpdu { room, payload_at, payload_len, copied: 0, crc, register }
     }
 
     /// Where the payload goes, for a caller that fills it by itself.
@@ -102,16 +104,10 @@ impl<'a> Fpdu<'a> {
         &mut self.room[self.payload_at..self.payload_at + self.payload_len]
     }
 
-    /// Copies local memory to octet `at` of the payload, which moves on.
+    /// Copies local memory behind what is copied of the payload.
     #[inline(always)]
-    pub(crate) fn gather(
-        &mut self,
-        turn: &Turn<'_>,
-        association: Association,
-        piece: Sge,
-        at: &mut usize,
-    ) -> Result<(), AccessError> {
-        self.gather_with(turn, association, piece, at, Access::LOCAL_READ)
+    pub(crate) fn gather(&mut self, turn: &Turn<'_>, association: Association, piece: Sge) -> Result<(), AccessError> {
+        self.gather_with(turn, association, piece, Access::LOCAL_READ)
     }
 
     /// As [`Fpdu::gather`], with the right that is needed.
@@ -121,16 +117,15 @@ impl<'a> Fpdu<'a> {
         turn: &Turn<'_>,
         association: Association,
         piece: Sge,
-        at: &mut usize,
         need: Access,
     ) -> Result<(), AccessError> {
         if piece.length == 0 {
             return Ok(());
         }
-        let from = self.payload_at + *at;
+        let from = self.payload_at + self.copied;
         let end = (from + piece.length as usize).min(self.payload_at + self.payload_len);
         let out = &mut self.room[from..end];
-        *at += out.len();
+        self.copied += out.len();
         match self.register {
             Some(register) => {
                 self.register = Some(turn.gather_crc(association, piece.stag, piece.offset, out, register, need)?);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use uwarp_memory::Turn;
 use uwarp_tcp::Instant;
 
 use crate::api::command::{AsyncEvent, ConnectFailure, ConnectionEvent, EventSink, QueuePairSetup};
@@ -41,6 +42,13 @@ mod startup;
 
 /// How often queue pairs in the error state are checked for receives posted late.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
+
+/// When something is done: in a turn of the engine, whose time is `now`.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment<'a> {
+    pub(crate) turn: &'a Turn<'a>,
+    pub(crate) now: Instant,
+}
 
 /// The state of this room.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ use crate::api::work::{Sge, Status};
 use crate::connection::Connection;
 use crate::connection::phase::Phase;
 use crate::connection::running::Running;
-use crate::rdma::Rdma;
 use crate::rdma::operations::deliver_original;
 use crate::rdma::queue_pair::QueuePair;
 use crate::rdma::receive_queue::ScatterError;
+use crate::rdma::{Moment, Rdma};
 
 /// A fault found while an FPDU was handled, and what our own work gets for it beyond what the fault's row says.
 #[derive(Debug, Clone, Copy)]
@@ -363,7 +363,7 @@ impl Rdma {
             }
             Ok(Delivery::CommitRequest(commit)) => {
                 connection.quiet = false;
-                self.on_commit_request(turn, common.now, running, queue_pair, commit)
+                self.on_commit_request(Moment { turn, now: common.now }, running, queue_pair, commit)
             }
             &Ok(Delivery::CommitResponse { status }) => {
                 queue_pair.send.commit_done(status);

@@ -14,10 +14,11 @@ use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::work::{SendElement, SendFlags, SendOpcode};
 use crate::connection::phase::Phase;
-use crate::connection::running::{Outgoing, Running, Source, Tail};
+use crate::connection::running::{Outgoing, Running, Source};
 use crate::connection::{Connection, Connections, Record};
 use crate::link::Link;
 use crate::link::port::{Buffer, Port};
+use crate::rdma::Moment;
 use crate::rdma::choose::{Chosen, Refused, choose, header_len, send_kind};
 use crate::rdma::cutting::copy_payload;
 use crate::rdma::fpdu::Fpdu;
@@ -55,7 +56,8 @@ impl<P: Port> Sending<'_, P> {
                     Chosen::Nothing => return Ok(Pulled::Dry),
                     Chosen::Begun => {
                         if !self.queue_pair.waiting_commits.is_empty() {
-                            self.rdma.begin_waiting_commits(self.turn, self.common.now, running, self.queue_pair);
+                            let moment = Moment { turn: self.turn, now: self.common.now };
+                            self.rdma.begin_waiting_commits(moment, running, self.queue_pair);
                         }
                     }
                     Chosen::Whole(element) => whole = Some(element),
@@ -162,11 +164,9 @@ impl<P: Port> Sending<'_, P> {
             return Err(refused);
         }
         let mut length = fpdu.end();
-        if cut.last
-            && let Some(tail) = outgoing.tail
-        {
+        if cut.last && outgoing.tail.is_some() {
             // Both in one segment, if they fit.
-            length = append_tail(&mut self.common.counters, running, tail, left, room, length);
+            length = append_tail(&mut self.common.counters, running, left, room, length);
         }
         if running.transmits_markers() {
             length = mark(running, tcp.octets_pushed(), room, length);
@@ -203,9 +203,9 @@ pub(crate) fn build_whole(
     if element.flags.contains(SendFlags::INLINE) {
         queue_pair.send.copy_inline_of(element, fpdu.payload())?;
     } else {
-        let (mut at, mut index) = (0, 0);
+        let mut index = 0;
         while let Some(piece) = queue_pair.send.entry(element, index) {
-            fpdu.gather(turn, queue_pair.association, piece, &mut at)?;
+            fpdu.gather(turn, queue_pair.association, piece)?;
             index += 1;
         }
     }
@@ -357,11 +357,11 @@ fn mark(running: &Running, pushed: u64, room: &mut [u8], length: usize) -> usize
 fn append_tail(
     counters: &mut Counters,
     running: &mut Running,
-    tail: Tail,
     segment: usize,
     room: &mut [u8],
     length: usize,
 ) -> usize {
+    let Some(tail) = running.outgoing.as_ref().and_then(|outgoing| outgoing.tail) else { return length };
     let whole = length + fpdu_len(tail.ulpdu_len());
     // With markers, places would have to be found for both.
     if whole > segment || whole > room.len() || running.transmits_markers() {

@@ -15,12 +15,13 @@ use crate::connection::phase::Phase;
 use crate::connection::slab::Lent;
 use crate::connection::{Connection, HeldFrame};
 use crate::core::Core;
-use crate::hot::receive::{End, Moment};
+use crate::hot::receive::End;
 use crate::link::contiguous;
 use crate::link::port::{BURST, Buffer, Port};
 use crate::link::receive::Origin;
 use crate::net::Left;
 use crate::net::fragments::Pieces;
+use crate::rdma::Moment;
 use crate::rdma::receive_wait::FIRST_LOOK;
 
 impl<P: Port> Core<P> {
