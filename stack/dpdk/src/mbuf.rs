@@ -290,15 +290,6 @@ impl Mbuf {
         RxChecksum { ip, l4 }
     }
 
-    /// The receive-side scaling hash, if the device computed one.
-    #[inline]
-    pub fn rss_hash(&self) -> Option<u32> {
-        if field!(self, ol_flags) & sys::UWARP_RX_RSS_HASH == 0 {
-            return None;
-        }
-        Some(field!(self, rss))
-    }
-
     /// Asks the device to fill in checksums. Returns false, and changes nothing, if the buffer is shared.
     #[inline]
     #[must_use]

@@ -17,8 +17,6 @@ pub type Crc32c = fn(&[u8]) -> u32;
 
 /// The largest ULPDU that the length field can hold; it is accepted.
 pub const LARGEST_ULPDU: usize = 65535;
-/// Largest FPDU that can arrive: length field, ULPDU, padding, CRC.
-pub const LARGEST_FPDU: usize = fpdu_len(LARGEST_ULPDU);
 
 /// The result of looking for an FPDU.
 #[derive(Clone, Debug, PartialEq, Eq)]

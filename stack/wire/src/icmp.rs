@@ -28,8 +28,6 @@ const PARAMETER_PROBLEM: u8 = 12;
 
 /// Codes of Destination Unreachable.
 pub mod unreachable {
-    /// Network unreachable.
-    pub const NETWORK: u8 = 0;
     /// Host unreachable.
     pub const HOST: u8 = 1;
     /// Protocol unreachable.

@@ -37,10 +37,6 @@ const OPTION_LEN: usize = 8;
 
 /// Codes of Destination Unreachable (RFC 4443 §3.1).
 pub mod unreachable {
-    /// No route to the destination.
-    pub const NO_ROUTE: u8 = 0;
-    /// Administratively prohibited.
-    pub const PROHIBITED: u8 = 1;
     /// The address does not answer.
     pub const ADDRESS: u8 = 3;
     /// Port unreachable.

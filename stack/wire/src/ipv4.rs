@@ -22,12 +22,6 @@ const FRAGMENT_OFFSET: u16 = 0x1fff;
 pub mod ecn {
     /// The transport does not use ECN.
     pub const NOT_CAPABLE: u8 = 0b00;
-    /// ECN-capable, ECT(1).
-    pub const CAPABLE_1: u8 = 0b01;
-    /// ECN-capable, ECT(0).
-    pub const CAPABLE_0: u8 = 0b10;
-    /// Congestion experienced.
-    pub const CONGESTION: u8 = 0b11;
 }
 
 /// An IPv4 header as values. Options are skipped on receipt and never sent.

@@ -16,8 +16,6 @@ use crate::octets::{put_u16, put_u32, u16_at, u32_at};
 
 /// Octets of a header without options.
 pub const HEADER_LEN: usize = 20;
-/// Octets of a header with as many options as fit.
-pub const MAXIMUM_HEADER_LEN: usize = 60;
 /// Offset of the checksum field in the header.
 pub const CHECKSUM_OFFSET: usize = 16;
 /// The IP protocol number of TCP.

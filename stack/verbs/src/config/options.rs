@@ -146,22 +146,17 @@ pub struct TcpOptions {
     /// Largest window offered to the peer, in octets. It limits the throughput of long paths.
     #[serde(with = "units::size")]
     pub receive_window: u64,
-    /// Retransmission time-out before the first measurement (RFC 6298 §2.1).
+    /// Retransmission time-out before the first measurement (RFC 6298 §2.1), at most 60 s.
     #[serde(with = "units::duration")]
     pub rto_initial: Duration,
     /// Smallest retransmission time-out.
     #[serde(with = "units::duration")]
     pub rto_min: Duration,
-    /// Largest retransmission time-out.
-    #[serde(with = "units::duration")]
-    pub rto_max: Duration,
     /// Retransmissions of a SYN before connecting fails, or of a SYN-ACK before the attempt is dropped.
     pub syn_retries: u32,
     /// Longest delay of an acknowledgment (RFC 9293 §3.8.6.3), less than 500 ms.
     #[serde(with = "units::duration")]
     pub delayed_ack: Duration,
-    /// Data segments after which an acknowledgment is sent at once.
-    pub ack_every: u32,
     /// How long sent data may stay unacknowledged before the connection ends (RFC 5482), or `"off"`.
     #[serde(with = "units::optional_duration")]
     pub user_timeout: Option<Duration>,
@@ -179,9 +174,6 @@ pub struct TcpOptions {
     pub congestion: Congestion,
     /// Explicit congestion notification.
     pub ecn: Ecn,
-    /// Selective acknowledgments (RFC 2018). They can be switched off for measurements. Window scaling is always
-    /// offered.
-    pub sack: bool,
     /// Let the device cut frames into several segments (TSO) if it can: virtio-user with a vhost that has `tso`.
     /// Segments of RDMA streams still begin with an FPDU. A capture shows the frames as the device gets them. The
     /// transmit buffers of virtio-user hold 9 KiB then, those of other devices what the MTU takes.
@@ -199,16 +191,13 @@ impl Default for TcpOptions {
             receive_window: 2 << 20,
             rto_initial: Duration::from_secs(1),
             rto_min: Duration::from_millis(10),
-            rto_max: Duration::from_secs(60),
             syn_retries: 8,
             delayed_ack: Duration::from_micros(500),
-            ack_every: 2,
             user_timeout: Some(Duration::from_secs(15)),
             switch_timeout: None,
             time_wait: Duration::from_secs(1),
             congestion: Congestion::Cubic,
             ecn: Ecn::Accept,
-            sack: true,
             segmentation_offload: true,
             timestamps: false,
             keep_alive: KeepAlive::default(),

@@ -106,7 +106,7 @@ fn each_mistake_gives_one_sentence_that_names_it() {
         (with_table("[tcp]\nreceive-window = \"64 kilo\""), "is not a size"),
         (with_table("[tcp]\nrto-min = \"2s\""), "not in order"),
         (with_table("[tcp]\ndelayed-ack = \"1s\""), "delayed-ack"),
-        (with_table("[tcp]\nack-every = 0"), "ack-every"),
+        (with_table("[tcp]\nrto-initial = \"61s\""), "at most 60 s"),
         (with_table("[tcp]\nuser-timeout = \"1us\""), "tcp.user-timeout"),
         (with_table("[tcp.keep-alive]\nprobes = 0"), "keep-alive"),
         (with_table("[mpa]\nstartup-timeout = \"0s\""), "startup"),

@@ -79,16 +79,12 @@ pub(crate) fn tcp_config(config: &Config) -> uwarp_tcp::Config {
         // IPv4 and TCP without options take 40 octets (RFC 9293 §3.7.1).
         mss: config.mtu - 40,
         receive_window: tcp.receive_window as u32,
-        window_scale: true,
         timestamps: tcp.timestamps,
         timestamp_offset: random() as u32,
-        sack: tcp.sack,
         rto_initial: tcp.rto_initial,
         rto_min: tcp.rto_min,
-        rto_max: tcp.rto_max,
         syn_retries: tcp.syn_retries,
         delayed_ack: tcp.delayed_ack,
-        ack_every: tcp.ack_every,
         keep_alive: tcp.keep_alive.enabled.then_some(uwarp_tcp::KeepAlive {
             idle: tcp.keep_alive.idle,
             interval: tcp.keep_alive.interval,

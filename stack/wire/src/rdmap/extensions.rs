@@ -216,12 +216,7 @@ impl<'a> CommitRequest<'a> {
         Ok(CommitRequest { request_identifier: u32::from_be_bytes(*identifier), regions })
     }
 
-    /// Number of regions, at least 1.
-    pub const fn region_count(&self) -> usize {
-        self.regions.len()
-    }
-
-    /// The regions in the order of the request.
+    /// The regions in the order of the request, at least one.
     pub fn regions(self) -> impl ExactSizeIterator<Item = CommitRegion> + 'a {
         self.regions.iter().map(CommitRegion::from_octets)
     }
