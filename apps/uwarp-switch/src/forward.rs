@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use uwarp_engine::port::{BURST, Batch, Buffer, ChecksumStatus, Port, TransmitChecksums};
 use uwarp_wire::ethernet;
 
-use crate::core::{ClientId, DropReason, PLACES, Probe, Switch, Verdict, complete_checksum};
+use crate::core::{ClientId, DropReason, PLACES, Places, Probe, Switch, Verdict, complete_checksum};
 
 /// The most frames that a client's device holds.
 const LONGEST_RING: usize = 1024;
@@ -17,10 +17,12 @@ const LONGEST_RING: usize = 1024;
 pub struct Forwarder<P: Port> {
     switch: Switch,
     ports: [Option<P>; PLACES],
+    /// The places that have one.
+    attached: Places,
     /// Frames for each place, which its device gets before the next place's frames are looked at.
     outgoing: [VecDeque<P::Buffer>; PLACES],
-    /// The places that have outgoing frames, a bit each.
-    pending: u32,
+    /// The places that have outgoing frames.
+    pending: Places,
     uplink: UplinkState,
 }
 
@@ -32,17 +34,15 @@ struct UplinkState {
     sums: bool,
 }
 
-const _: () = assert!(PLACES <= u32::BITS as usize);
-
 impl<P: Port> Forwarder<P> {
     /// Without clients.
     pub fn new(switch: Switch) -> Forwarder<P> {
         Forwarder {
             switch,
             ports: [const { None }; PLACES],
-            // One burst, and one answer for each frame of it.
-            outgoing: std::array::from_fn(|_| VecDeque::with_capacity(2 * BURST)),
-            pending: 0,
+            attached: Places::default(),
+            outgoing: std::array::from_fn(|_| VecDeque::new()),
+            pending: Places::default(),
             uplink: UplinkState::default(),
         }
     }
@@ -52,7 +52,7 @@ impl<P: Port> Forwarder<P> {
         let capabilities = port.capabilities();
         self.uplink.sums = capabilities.transmit_tcp_checksum;
         self.switch.open_uplink(capabilities.mac);
-        self.ports[ClientId::UPLINK.place()] = Some(port);
+        self.attach(ClientId::UPLINK, port);
         self.set_uplink(is_up);
     }
 
@@ -86,6 +86,9 @@ impl<P: Port> Forwarder<P> {
     /// Connects the port of a client that has entered.
     pub fn attach(&mut self, client: ClientId, port: P) {
         self.ports[client.place()] = Some(port);
+        self.attached.insert(client);
+        // One burst, and one answer for each frame of it.
+        self.outgoing[client.place()].reserve(2 * BURST);
     }
 
     /// Gives a reserved TCP port back. What the client sent from it before goes on.
@@ -99,6 +102,7 @@ impl<P: Port> Forwarder<P> {
     pub fn detach(&mut self, client: ClientId) -> Option<P> {
         self.deliver(client);
         let port = self.ports[client.place()].take();
+        self.attached.remove(client);
         for Probe { to, frame } in self.switch.leave(client) {
             self.send(to, &frame);
             if self.outgoing[to.place()].len() >= BURST {
@@ -111,14 +115,14 @@ impl<P: Port> Forwarder<P> {
 
     /// Takes one burst from every place and delivers it. Returns how many frames came.
     pub fn turn(&mut self) -> usize {
-        ClientId::all_and_uplink().map(|from| self.take_burst(from)).sum()
+        self.attached.into_iter().map(|from| self.take_burst(from)).sum()
     }
 
     /// Delivers what waits from a client, at most a ring of it.
     pub fn deliver(&mut self, client: ClientId) {
         for _ in 0..LONGEST_RING / BURST {
             // The others have their turns meanwhile: a client may ask for this without end.
-            let bursts = ClientId::all_and_uplink().map(|from| (from, self.take_burst(from)));
+            let bursts = self.attached.into_iter().map(|from| (from, self.take_burst(from)));
             if bursts.filter(|(from, _)| *from == client).map(|(_, frames)| frames).sum::<usize>() == 0 {
                 break;
             }
@@ -212,7 +216,7 @@ impl<P: Port> Forwarder<P> {
     #[inline(always)]
     fn queue(&mut self, to: ClientId, frame: P::Buffer) {
         self.outgoing[to.place()].push_back(frame);
-        self.pending |= to.bit();
+        self.pending.insert(to);
     }
 
     #[cold]
@@ -225,8 +229,7 @@ impl<P: Port> Forwarder<P> {
 
     #[cold]
     fn relay(&mut self) {
-        let places = self.switch.relayed_to();
-        for to in ClientId::all_and_uplink().filter(|to| places & to.bit() != 0) {
+        for to in self.switch.relayed_to() {
             let mut octets = [0; 256];
             let frame = self.switch.answer_to(to);
             let length = frame.len();
@@ -249,13 +252,10 @@ impl<P: Port> Forwarder<P> {
 
     /// Gives outgoing frames to their devices. What a device does not take is dropped: its client would hold up others.
     fn flush(&mut self) {
-        while self.pending != 0 {
-            let place = self.pending.trailing_zeros() as usize;
-            self.pending &= self.pending - 1;
-            let client = ClientId(place as u8);
-            let frames = &mut self.outgoing[place];
+        for client in std::mem::take(&mut self.pending) {
+            let frames = &mut self.outgoing[client.place()];
             let mut sent = 0;
-            if let Some(port) = &mut self.ports[place] {
+            if let Some(port) = &mut self.ports[client.place()] {
                 while !frames.is_empty() {
                     match port.tx_burst(frames) {
                         0 => break,

@@ -1,6 +1,7 @@
 //! Joins the RDMA programs of a host: each has the host's addresses, and TCP ports of its own.
 #![forbid(unsafe_code)]
 
+use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use uwarp::config::{Config, DeviceConfig, InterfaceAddress};
-use uwarp::switch::protocol::{Answer, Request, Status, UplinkStatus, VERSION, connect, receive, send};
+use uwarp::switch::protocol::{self, Status, UplinkStatus, connect};
 use uwarp::switch::{default_sockets, own_socket};
 use uwarp_app::units::parse_duration;
 use uwarp_app::{output, signals, usage};
@@ -160,12 +161,7 @@ fn status(socket: Option<PathBuf>, json: bool) -> anyhow::Result<()> {
     let names = || sockets.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ");
     let connected = sockets.iter().find_map(|path| connect(path).ok());
     let connected = connected.ok_or_else(|| anyhow::anyhow!("no switch serves {}: uwarp-switch serve", names()))?;
-    send(&connected, &Request::Status { version: VERSION }, &[])?;
-    let status = match receive(&connected)? {
-        Some((Answer::Status(status), _)) => status,
-        Some((Answer::Refused { reason, .. }, _)) => anyhow::bail!("the switch: {reason}"),
-        _ => anyhow::bail!("the switch does not answer: may this user ask it?"),
-    };
+    let status = protocol::status(&connected).context("the switch does not say: may this user ask it?")?;
     if json {
         output::print(serde_json::to_string_pretty(&status)?);
     } else {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use uwarp::switch::protocol::{Answer, Request, VERSION, connect, receive, send};
+use uwarp::switch::protocol::{self, connect};
 
 use crate::kernel::Namespaces;
 
@@ -148,12 +148,8 @@ pub enum Ready<'a> {
 
 /// How many ports the clients of a switch have reserved; `None` if no switch answers.
 fn listeners(socket: &Path) -> Option<usize> {
-    let socket = connect(socket).ok()?;
-    send(&socket, &Request::Status { version: VERSION }, &[]).ok()?;
-    match receive(&socket).ok()?? {
-        (Answer::Status(status), _) => Some(status.clients.iter().map(|client| client.listening.len()).sum()),
-        _ => None,
-    }
+    let status = protocol::status(connect(socket).ok()?).ok()?;
+    Some(status.clients.iter().map(|client| client.listening.len()).sum())
 }
 
 /// Whether a process's namespace has a listener of the kernel's on a TCP port.

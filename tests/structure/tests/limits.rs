@@ -229,13 +229,26 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
         (
             "A switch",
             vec![
-                Row("clients", Count(Constants(PORTS, "MAX_CLIENTS")), None, "fixed", "One more is refused"),
                 Row(
-                    "ports from which a client's connections leave, so connections to one port of a peer",
-                    Count(Constants(PORTS, "BLOCK")),
+                    "clients",
+                    Count(Constants("apps/uwarp-switch/src/core/places.rs", "MAX_CLIENTS")),
+                    None,
+                    "fixed",
+                    "One more is refused",
+                ),
+                Row(
+                    "ports from which a client's connections leave, with few clients: connections to one port of a peer",
+                    Count(Constants(PORTS, "MOST_BLOCK")),
                     None,
                     "fixed",
                     "Connecting fails with EADDRNOTAVAIL",
+                ),
+                Row(
+                    "the same for a client that comes when there are 53 others or more",
+                    Count(Constants(PORTS, "LEAST_BLOCK")),
+                    None,
+                    "fixed",
+                    "the same",
                 ),
                 Row(
                     "ports on which a client listens, or that it binds",
@@ -243,6 +256,13 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
                     None,
                     "fixed",
                     "Listening fails with EADDRNOTAVAIL",
+                ),
+                Row(
+                    "network namespaces, the switch's own among them",
+                    Count(Constants("apps/uwarp-switch/src/core/networks.rs", "MAX_NETWORKS")),
+                    None,
+                    "fixed",
+                    "A program of one more is refused",
                 ),
                 Row(
                     "addresses of all networks together",
@@ -257,6 +277,13 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
                     None,
                     "fixed",
                     "A further peer may notice only by its keep-alive",
+                ),
+                Row(
+                    "pairs of clients that have memory between them",
+                    Count(Constants("apps/uwarp-switch/src/daemon/control.rs", "MAX_CABLES")),
+                    None,
+                    "fixed",
+                    "The frames of further pairs go by the switch",
                 ),
                 Row(
                     "memory between two clients that talk to each other, one direction",

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use uwarp::switch::protocol::{Answer, Request, Status, VERSION, connect, receive, send};
+use uwarp::switch::protocol::{self, Status, connect};
 use uwarp_netns::Namespace;
 
 /// How long a program may take. Hung programs are killed, and fail their test.
@@ -366,12 +366,7 @@ impl Host {
 
     /// What the switch says about itself.
     pub fn status(&self) -> Status {
-        let socket = connect(&self.socket).expect("the switch serves");
-        send(&socket, &Request::Status { version: VERSION }, &[]).expect("the switch listens");
-        match receive(&socket).expect("an answer") {
-            Some((Answer::Status(status), _)) => status,
-            other => panic!("no status: {other:?}"),
-        }
+        protocol::status(connect(&self.socket).expect("the switch serves")).expect("an answer")
     }
 
     /// A server and its client, both of which have to succeed. Gives what they printed.

@@ -4,18 +4,18 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use uwarp_ring::cable::{OWNER_NETWORKS, OWNER_NUMBERS, OwnerTable};
+use uwarp_ring::cable::{OWNER_NUMBERS, OwnerTable};
 use uwarp_wire::address::IpAddress;
 
-use super::ClientId;
-use super::ports::{MAX_CLIENTS, PortTable, ReserveError};
+use super::ports::{PortTable, ReserveError};
+use super::{ClientId, MAX_CLIENTS};
 
 /// The most addresses of all networks together.
-pub const MAX_ADDRESSES: usize = 256;
-/// The most networks: the switch's own, and one for each client.
-const MAX_NETWORKS: usize = MAX_CLIENTS + 1;
+pub const MAX_ADDRESSES: usize = 512;
+/// The most networks, the switch's own among them. Their numbers are octets.
+pub const MAX_NETWORKS: usize = 256;
 
-const _: () = assert!(MAX_NETWORKS <= OWNER_NETWORKS);
+const _: () = assert!(MAX_NETWORKS == 1 << u8::BITS);
 
 /// An address that a network cannot have: it is no host's, another network's, or one too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl NetworkId {
 
     /// Every network's number.
     pub fn all() -> impl Iterator<Item = NetworkId> {
-        (0..MAX_NETWORKS as u8).map(NetworkId)
+        (0..=u8::MAX).map(NetworkId)
     }
 
     /// The number in the published tables of ports.

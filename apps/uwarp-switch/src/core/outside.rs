@@ -5,10 +5,9 @@ use std::collections::HashMap;
 use arrayvec::ArrayVec;
 use uwarp_wire::address::IpAddress;
 
-use super::ClientId;
 use super::flows::{End, Flows, Severed};
-use super::ports::MAX_CLIENTS;
 use super::replies::Reply;
+use super::{ClientId, MAX_CLIENTS, Places};
 
 /// A frame to a client whose peer is gone: see [`leave`](super::Switch::leave).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,14 +51,14 @@ impl Uplink {
         }
     }
 
-    /// The clients that have asked for a neighbour, a bit each. They get one answer.
-    pub(super) fn take_askers(&mut self, target: IpAddress) -> u32 {
-        let mut askers = 0;
+    /// The clients that have asked for a neighbour. They get one answer.
+    pub(super) fn take_askers(&mut self, target: IpAddress) -> Places {
+        let mut askers = Places::default();
         for client in ClientId::all() {
             let questions = &mut self.questions[client.place()];
             if let Some(index) = questions.iter().position(|asked| *asked == target) {
                 questions.remove(index);
-                askers |= client.bit();
+                askers.insert(client);
             }
         }
         askers

@@ -1,9 +1,10 @@
 //! Who owns which TCP port of a network.
 //!
-//! The upper ports are cut into blocks. A client gets one block when it comes: its connections leave from there, and
-//! "any free port" is one of them. It may also reserve other ports, up to a limit: at one of the network's addresses or
-//! at all, if nobody else has the port there. A port outside the client's block is refused if it would leave too few
-//! untouched blocks for the clients that may still come.
+//! A client gets a block of the upper ports when it comes: its connections leave from there, and "any free port" is one
+//! of them. The first clients get the largest blocks, and the more there are, the smaller a new one's is: the smallest
+//! block is kept for each client that may still come. A client may also reserve other ports, up to a limit: at one of
+//! the network's addresses or at all, if nobody else has the port there. A port outside the client's block is refused
+//! if it would take what is kept.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::RangeInclusive;
@@ -12,21 +13,24 @@ use std::sync::Arc;
 use uwarp_ring::cable::{Owner, OwnerTable};
 use uwarp_wire::address::IpAddress;
 
-use super::ClientId;
+use super::{ClientId, MAX_CLIENTS};
 
-/// The most clients: each has a block of ports.
-pub const MAX_CLIENTS: usize = 30;
-/// Ports of one block.
-pub const BLOCK: u16 = 1024;
+/// Ports of the smallest block, by which the upper ports are counted.
+pub const LEAST_BLOCK: u16 = 64;
+/// Ports of the largest block.
+pub const MOST_BLOCK: u16 = 1024;
 /// The ports that are given out in blocks. The usual ports of RDMA programs lie below.
 pub const EPHEMERAL: RangeInclusive<u16> = 24_576..=u16::MAX;
 /// The most ports that one client may reserve, counted at each address.
 pub const MAX_RESERVED: usize = 512;
 
-const NOBODY: u8 = u8::MAX;
+const NOBODY: u16 = u16::MAX;
 /// Several clients have the port, each at addresses of its own.
-const SEVERAL: u8 = NOBODY - 1;
-const BLOCKS: usize = (u16::MAX as usize + 1 - *EPHEMERAL.start() as usize) / BLOCK as usize;
+const SEVERAL: u16 = NOBODY - 1;
+/// The smallest blocks.
+const BLOCKS: usize = (u16::MAX as usize + 1 - *EPHEMERAL.start() as usize) / LEAST_BLOCK as usize;
+/// A new client gets this part of what nobody has and nobody is kept.
+const SHARE: usize = 8;
 
 const _: () = assert!(BLOCKS > MAX_CLIENTS && MAX_CLIENTS < SEVERAL as usize);
 
@@ -61,7 +65,7 @@ impl Holding {
 /// The table of a network's ports.
 #[derive(Debug)]
 pub(super) struct PortTable {
-    owners: Box<[u8; 1 << 16]>,
+    owners: Box<[u16; 1 << 16]>,
     /// The owners of the ports of [`SEVERAL`], and their addresses.
     several: HashMap<u16, Vec<(IpAddress, ClientId)>>,
     holdings: [Option<Holding>; MAX_CLIENTS],
@@ -72,9 +76,10 @@ pub(super) struct PortTable {
     published: Option<(Arc<OwnerTable>, u8)>,
 }
 
-fn block(number: usize) -> RangeInclusive<u16> {
-    let first = EPHEMERAL.start() + number as u16 * BLOCK;
-    first..=first + (BLOCK - 1)
+/// The ports of `count` smallest blocks, from one with this number on.
+fn blocks(number: usize, count: usize) -> RangeInclusive<u16> {
+    let first = EPHEMERAL.start() + number as u16 * LEAST_BLOCK;
+    first..=first + (count as u16 * LEAST_BLOCK - 1)
 }
 
 impl Default for PortTable {
@@ -101,7 +106,7 @@ impl PortTable {
     }
 
     /// Sets the owner of a port.
-    fn set(&mut self, port: u16, place: u8) {
+    fn set(&mut self, port: u16, place: u16) {
         let before = std::mem::replace(&mut self.owners[usize::from(port)], place);
         let Some((table, network)) = self.published.as_ref().filter(|_| before != place) else { return };
         let number = |place| self.number(ClientId(place));
@@ -144,8 +149,28 @@ impl PortTable {
         Some(self.holdings.get(client.place())?.as_ref()?.block.clone())
     }
 
-    fn is_untouched(&self, number: usize) -> bool {
-        block(number).all(|port| self.owners[usize::from(port)] == NOBODY)
+    fn is_untouched(&self, mut ports: RangeInclusive<u16>) -> bool {
+        ports.all(|port| self.owners[usize::from(port)] == NOBODY)
+    }
+
+    /// Smallest blocks that nobody has anything of, beyond those kept for the clients that may still come.
+    fn spare(&self) -> usize {
+        let untouched = (0..BLOCKS).filter(|number| self.is_untouched(blocks(*number, 1))).count();
+        untouched.saturating_sub(self.holdings.iter().filter(|holding| holding.is_none()).count())
+    }
+
+    /// The place and the size of a new client's block, in smallest blocks.
+    fn new_block(&self) -> Option<(usize, usize)> {
+        let share = (self.spare() / SHARE).clamp(1, usize::from(MOST_BLOCK / LEAST_BLOCK));
+        let sizes = (0..=share.ilog2()).rev().map(|power| 1 << power);
+        // The smallest is there: `spare` keeps one for each place.
+        sizes.filter_map(|size| self.free_block(size).map(|number| (number, size))).next()
+    }
+
+    fn free_block(&self, size: usize) -> Option<usize> {
+        let (count, first) = (BLOCKS / size, self.next_block.div_ceil(size));
+        let mut numbers = (0..count).map(|step| (first + step) % count * size);
+        numbers.find(|number| self.is_untouched(blocks(*number, size)))
     }
 
     /// Gives a new client with this number its block; `None` if the place is taken.
@@ -153,14 +178,12 @@ impl PortTable {
         if self.holdings[client.place()].is_some() {
             return None;
         }
-        let mut numbers = (0..BLOCKS).map(|step| (self.next_block + step) % BLOCKS);
-        // `reserve` keeps a block for each place.
-        let free = numbers.find(|number| self.is_untouched(*number))?;
-        self.next_block = (free + 1) % BLOCKS;
-        let holding = Holding { number, block: block(free), reserved: BTreeSet::new() };
-        self.holdings[client.place()] = Some(holding);
-        block(free).for_each(|port| self.set(port, client.0));
-        Some(block(free))
+        let (first, size) = self.new_block()?;
+        self.next_block = (first + size) % BLOCKS;
+        let block = blocks(first, size);
+        self.holdings[client.place()] = Some(Holding { number, block: block.clone(), reserved: BTreeSet::new() });
+        block.clone().for_each(|port| self.set(port, client.0));
+        Some(block)
     }
 
     /// Frees everything that a client holds.
@@ -194,7 +217,7 @@ impl PortTable {
         if port == 0 || self.others(client).any(|other| other.block.contains(&port) || has(other, port, address)) {
             return Err(ReserveError::Taken);
         }
-        if self.owners[usize::from(port)] == NOBODY && !self.leaves_enough_blocks(port) {
+        if self.owners[usize::from(port)] == NOBODY && !self.may_take(port) {
             return Err(ReserveError::Kept);
         }
         if let Some(holding) = &mut self.holdings[client.place()] {
@@ -236,13 +259,12 @@ impl PortTable {
     }
 
     /// Whether each place that is free would still find a block if this port were taken.
-    fn leaves_enough_blocks(&self, port: u16) -> bool {
+    fn may_take(&self, port: u16) -> bool {
         if !EPHEMERAL.contains(&port) {
             return true;
         }
-        let number = usize::from((port - EPHEMERAL.start()) / BLOCK);
-        let places = self.holdings.iter().filter(|holding| holding.is_none()).count();
-        !self.is_untouched(number) || (0..BLOCKS).filter(|number| self.is_untouched(*number)).count() > places
+        let number = usize::from((port - EPHEMERAL.start()) / LEAST_BLOCK);
+        !self.is_untouched(blocks(number, 1)) || self.spare() > 0
     }
 
     /// Gives a port back that the client has reserved.

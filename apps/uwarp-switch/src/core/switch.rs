@@ -21,7 +21,7 @@ use super::networks::{ForeignAddress, NetworkId, Networks};
 use super::outside::{Probe, Uplink};
 use super::ports::ReserveError;
 use super::replies::Reply;
-use super::{ClientId, PLACES};
+use super::{ClientId, PLACES, Places};
 
 /// What becomes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +99,10 @@ pub struct Switch {
     last: [Option<LastFlow>; PLACES],
     counters: [Counters; PLACES],
     reply: Reply,
-    relayed_to: u32,
+    relayed_to: Places,
     uplink: Option<Uplink>,
-    /// For each client, those with which it has a cable, or has been found to want one: a bit each.
-    joined: [u32; PLACES],
+    /// For each client, those with which it has a cable, or has been found to want one.
+    joined: [Places; PLACES],
     /// Of these, the pairs that nobody has taken yet.
     wanting: Vec<(ClientId, ClientId)>,
 }
@@ -123,9 +123,9 @@ impl Switch {
             last: [None; PLACES],
             counters: [Counters::default(); PLACES],
             reply: Reply::default(),
-            relayed_to: 0,
+            relayed_to: Places::default(),
             uplink: None,
-            joined: [0; PLACES],
+            joined: [Places::default(); PLACES],
             wanting: Vec::new(),
         })
     }
@@ -170,8 +170,8 @@ impl Switch {
         }
         self.last = [None; PLACES];
         self.networks.leave(client);
-        self.joined[client.place()] = 0;
-        self.joined.iter_mut().for_each(|joined| *joined &= !client.bit());
+        self.joined[client.place()] = Places::default();
+        self.joined.iter_mut().for_each(|joined| joined.remove(client));
         self.wanting.retain(|(from, to)| *from != client && *to != client);
         probes
     }
@@ -228,8 +228,8 @@ impl Switch {
         self.reply.octets()
     }
 
-    /// The places that get the frame of [`Verdict::Relay`], a bit each.
-    pub fn relayed_to(&self) -> u32 {
+    /// The places that get the frame of [`Verdict::Relay`].
+    pub fn relayed_to(&self) -> Places {
         self.relayed_to
     }
 
@@ -398,9 +398,9 @@ impl Switch {
         } else if flags.contains(TcpFlags::ACK) {
             let number = segment.sequence(octets).wrapping_add(1);
             self.flows.accepted(from, source, destination, (), Some(number));
-        } else if from != to && self.joined[from.place()] & to.bit() == 0 {
-            self.joined[from.place()] |= to.bit();
-            self.joined[to.place()] |= from.bit();
+        } else if from != to && !self.joined[from.place()].contains(to) {
+            self.joined[from.place()].insert(to);
+            self.joined[to.place()].insert(from);
             self.wanting.push((from, to));
         }
     }

@@ -21,7 +21,7 @@ const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1));
 
 fn mac(client: ClientId) -> [u8; 6] {
-    [2, 0x75, 0, 0, 0, client.0]
+    [2, 0x76, 0, 0, 0, client.place() as u8]
 }
 
 fn client(place: usize) -> ClientId {
@@ -489,16 +489,34 @@ fn nobody_hoards_ports_and_every_place_finds_a_block() {
     assert_eq!(switch.reserve(client(0), 65_535, None), Err(ReserveError::Limit));
     // One port in as many blocks as possible.
     let mut switch = super::tests::switch(2);
-    let blocks = EPHEMERAL.step_by(BLOCK.into());
+    let blocks = EPHEMERAL.step_by(LEAST_BLOCK.into());
     let spread: Vec<_> = blocks.map(|port| switch.reserve(client(0), port, None)).collect();
     assert!(spread.contains(&Err(ReserveError::Kept)) && spread.iter().any(Result::is_ok), "{spread:?}");
     for place in 2..MAX_CLIENTS {
         let block = switch.enter(client(place), NetworkId::OWN, mac(client(place))).expect("a block is left");
-        assert_eq!(block.len(), usize::from(BLOCK));
+        assert_eq!(block.len(), usize::from(LEAST_BLOCK));
         assert!(block.clone().all(|port| switch.networks().owner(V4.into(), port) == Some(client(place))));
     }
     assert_eq!(switch.enter(client(1), NetworkId::OWN, mac(client(1))), None, "the place is taken");
-    assert_eq!(ClientId::new(MAX_CLIENTS), None);
+}
+
+#[test]
+fn the_first_clients_have_the_largest_blocks_and_those_that_left_leave_room() {
+    let mut switch = switch(0);
+    let enter = |switch: &mut Switch, place| {
+        let block = switch.enter(client(place), NetworkId::OWN, mac(client(place))).expect("a block is left");
+        assert!(
+            EPHEMERAL.contains(block.start())
+                && block.clone().all(|port| { switch.networks().owner(V4.into(), port) == Some(client(place)) })
+        );
+        block.len()
+    };
+    let sizes: Vec<usize> = (0..MAX_CLIENTS).map(|place| enter(&mut switch, place)).collect();
+    assert!(sizes[..16].iter().all(|size| *size == usize::from(MOST_BLOCK)), "{sizes:?}");
+    assert!(sizes.is_sorted_by(|earlier, later| earlier >= later), "{sizes:?}");
+    assert_eq!(sizes[MAX_CLIENTS - 1], usize::from(LEAST_BLOCK));
+    (16..MAX_CLIENTS).for_each(|place| drop(switch.leave(client(place))));
+    assert_eq!(enter(&mut switch, 20), usize::from(MOST_BLOCK));
 }
 
 #[test]

@@ -31,7 +31,7 @@ use super::listener::Listener;
 use super::pump::{Entry, Pump};
 use super::shares::{self, Users};
 use super::uplink::Uplink;
-use crate::core::{ClientId, MAX_ADDRESSES, MAX_CLIENTS, MAX_RESERVED, NetworkId, ReserveError, Switch};
+use crate::core::{ClientId, MAX_ADDRESSES, MAX_CLIENTS, MAX_NETWORKS, MAX_RESERVED, NetworkId, ReserveError, Switch};
 
 /// How often the control thread looks for a signal.
 const TICK: Duration = Duration::from_millis(250);
@@ -41,11 +41,13 @@ const STRANGER: Duration = Duration::from_secs(10);
 const STRANGERS: usize = 64;
 /// Time between log lines about users who are not allowed: they could fill the log.
 const COMPLAINT: Duration = Duration::from_secs(10);
+/// Most cables between two clients each, of a mebibyte at most.
+const MAX_CABLES: usize = 2048;
 /// The longest name of a program that is kept.
 const NAME: usize = 64;
 
-/// A status fits into a message: the ports of all clients, six octets each, and the rest of it.
-const _: () = assert!(MAX_CLIENTS * MAX_RESERVED * 6 + (32 << 10) <= LONGEST);
+/// Most clients in a message about the switch's status: their ports, six octets each, and the rest of it.
+const STATUS_CLIENTS: usize = LONGEST / (MAX_RESERVED * 6 + (4 << 10));
 
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -178,10 +180,17 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// A locally administered address, different on each run; the last octet is the client's.
+/// A locally administered address, different on each run.
 fn own_mac() -> [u8; 6] {
     let id = std::process::id().to_be_bytes();
-    [0x02, 0x55, id[1], id[2], id[3], 0xff]
+    [0x02, 0x55, id[1], id[2], id[3], 0]
+}
+
+/// That of a client of this switch.
+fn client_mac(mut own: [u8; 6], client: ClientId) -> [u8; 6] {
+    own[1] += 1;
+    own[5] = client.place() as u8;
+    own
 }
 
 impl Control {
@@ -353,6 +362,9 @@ impl Control {
             self.connections.iter().position(is_its)
         };
         let (Some(first), Some(second)) = (of(from), of(to)) else { return };
+        if self.clients().map(|(_, client)| client.cables.len()).sum::<usize>() >= 2 * MAX_CABLES {
+            return tracing::info!(from = from.place(), to = to.place(), "there are too many cables for one more");
+        }
         let plugs = match Cable::pair(&self.listener.bells()) {
             Ok((near, far)) => [(first, second, near), (second, first, far)],
             Err(error) => return tracing::warn!(%error, "two clients get no cable"),
@@ -443,7 +455,7 @@ impl Control {
                 }
                 Answer::Released
             }
-            Request::Status { .. } => Answer::Status(self.status()?),
+            Request::Status { from, .. } => Answer::Status(self.status(from)?),
         };
         Ok(self.say(index, &answer, &[]))
     }
@@ -502,7 +514,9 @@ impl Control {
                 });
                 format!("another network namespace, that{holder}, has the address {address}: give this one another")
             }
-            Objection::TooMany => format!("there can be {MAX_ADDRESSES} addresses, and no more"),
+            Objection::TooMany => {
+                format!("there can be {MAX_ADDRESSES} addresses in {MAX_NETWORKS} network namespaces, and no more")
+            }
         }
     }
 
@@ -542,8 +556,7 @@ impl Control {
             Ok(network) => network,
             Err(reason) => return Ok(self.say(index, &refused(Refusal::Address, reason), &[])),
         };
-        let mut mac = self.mac;
-        mac[5] = id.place() as u8;
+        let mac = client_mac(self.mac, id);
         let Entry { block, number } =
             self.pump.attach(id, network, mac, CablePort::new(end, self.mac, self.offer.mtu))?;
         let ports = block.into_inner();
@@ -557,7 +570,7 @@ impl Control {
             offer: self.offer_to(network),
             network: network.number(),
             located: self.located(),
-            place: id.place() as u8,
+            place: id.place() as u16,
             number,
             mac: MacAddress(mac),
             switch_mac: MacAddress(self.mac),
@@ -591,15 +604,18 @@ impl Control {
         })
     }
 
-    fn status(&self) -> anyhow::Result<Status> {
+    /// The first clients from a place on.
+    fn status(&self, from: u16) -> anyhow::Result<Status> {
+        let mut wanted: Vec<_> = self.clients().filter(|(_, client)| client.id.place() >= usize::from(from)).collect();
+        wanted.sort_by_key(|(_, client)| client.id);
+        let next = wanted.get(STATUS_CLIENTS).map(|(_, client)| client.id.place() as u16);
         let mut clients = Vec::new();
-        for connection in &self.connections {
-            let Some(client) = &connection.client else { continue };
+        for (peer, client) in wanted.into_iter().take(STATUS_CLIENTS) {
             let view = self.pump.view(client.id)?;
             clients.push(ClientStatus {
-                place: client.id.place() as u8,
-                pid: connection.peer.pid,
-                uid: connection.peer.uid,
+                place: client.id.place() as u16,
+                pid: peer.pid,
+                uid: peer.uid,
                 program: client.program.clone(),
                 addresses: self.guests.get(client.network).map(|guest| plain(&guest.addresses)).unwrap_or_default(),
                 ports: client.ports,
@@ -611,13 +627,12 @@ impl Control {
                 answered: view.counters.answered,
             });
         }
-        clients.sort_by_key(|client| client.place);
         let uplink = match &self.uplink {
             Some(uplink) => Some(uplink.status(&self.pump.view(ClientId::UPLINK)?)),
             None => None,
         };
         let (pid, offer) = (std::process::id(), self.offer.clone());
-        Ok(Status { pid, offer, most_clients: MAX_CLIENTS, clients, uplink })
+        Ok(Status { pid, offer, most_clients: MAX_CLIENTS, clients, next, uplink })
     }
 }
 

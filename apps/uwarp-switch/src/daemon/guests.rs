@@ -236,7 +236,7 @@ mod tests {
         let admission = guests.admit(Some(7), &late, &own(), |id| id != fifth).unwrap();
         assert_eq!((admission.id, &admission.ended[..]), (fifth, &[fifth][..]));
         let many: Vec<String> =
-            (0..MAX_ADDRESSES).map(|number| format!("10.{}.{}.1/8", number / 200, number)).collect();
+            (0..MAX_ADDRESSES).map(|number| format!("10.{}.{}.1/8", number / 256, number % 256)).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(guests.admit(Some(7), &guest(0, &many), &own(), |_| true), Err(Objection::TooMany));
     }

@@ -51,11 +51,11 @@ mod tests {
     fn allowed_users_share_the_places_and_the_switchs_own_may_have_all() {
         let users = Users::new(1000, &[1001, 1002, 1002]);
         for (uid, may_connect, share) in
-            [(0, true, 30), (1000, true, 30), (1001, true, 10), (1002, true, 10), (1003, false, 10)]
+            [(0, true, 256), (1000, true, 256), (1001, true, 85), (1002, true, 85), (1003, false, 85)]
         {
             assert_eq!((users.may_connect(uid), users.share(uid)), (may_connect, share), "{uid}");
         }
-        let many: Vec<u32> = (1..100).collect();
+        let many: Vec<u32> = (1..1000).collect();
         assert_eq!(Users::new(1000, &many).share(7), 1);
     }
 

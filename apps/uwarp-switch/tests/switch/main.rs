@@ -152,30 +152,36 @@ fn every_own_address_leads_to_the_listener_also_in_the_same_program() {
 }
 
 #[test]
-fn thirty_programs_talk_at_once_and_one_more_is_refused() {
-    const NAME: &str = "thirty_programs_talk_at_once_and_one_more_is_refused";
+fn many_programs_talk_at_once_and_one_beyond_all_places_is_refused() {
+    const NAME: &str = "many_programs_talk_at_once_and_one_beyond_all_places_is_refused";
     if is_peer() {
         return;
     }
     let switch = Switch::start();
     let task = |port| Task { role: Role::OneOfMany, socket: switch.socket.clone(), port };
-    let ports = 7000..7030_u16;
-    let mut peers: Vec<Peer> = ports.clone().map(|port| Peer::start(NAME, &task(port))).collect();
+    let listening = 7000..7030_u16;
+    let mut peers: Vec<Peer> = listening.clone().map(|port| Peer::start(NAME, &task(port))).collect();
     for peer in &peers {
         assert_eq!(peer.told(), "ready");
     }
-    assert_eq!(switch.status().clients.len(), 30);
+    // The other places are taken by clients that are silent.
+    let silent: Vec<_> = (30..256).map(|_| raw::join(&switch.socket).0).collect();
+    let clients = switch.status().clients;
+    assert!(clients.len() == 256 && clients.is_sorted_by_key(|client| client.place));
+    let ports: std::collections::BTreeSet<_> = clients.iter().map(|client| client.ports.0).collect();
+    assert_eq!(ports.len(), 256);
     let error = Context::open(config(&switch.socket)).unwrap_err().to_string();
-    assert!(error.contains("it has 30 clients, and can have no more"), "{error}");
-    for (peer, port) in peers.iter_mut().zip(ports) {
+    assert!(error.contains("it has 256 clients, and can have no more"), "{error}");
+    for (peer, port) in peers.iter_mut().zip(listening) {
         let next = if port == 7029 { 7000 } else { port + 1 };
         peer.say(&next.to_string());
     }
     for peer in &peers {
         assert_eq!(peer.told(), "done");
     }
-    let status = switch.status();
-    assert!(status.clients.iter().all(|client| client.received > 0 && client.sent > 0), "{status:?}");
+    let talked = switch.status().clients.into_iter().filter(|client| client.received > 0 && client.sent > 0);
+    assert_eq!(talked.count(), peers.len());
+    drop(silent);
     for peer in peers {
         assert!(peer.end(|| {}).success());
     }
@@ -294,7 +300,7 @@ fn what_does_not_fit_the_protocol_is_refused_and_harms_nobody() {
     let silent: Vec<_> = (0..100).map(|_| connect(&switch.socket)).collect();
     let deaf = connect(&switch.socket).unwrap();
     rustix::io::ioctl_fionbio(&deaf, true).unwrap();
-    while send(&deaf, &Request::Status { version: VERSION }, &[]).is_ok() {}
+    while send(&deaf, &Request::Status { version: VERSION, from: 0 }, &[]).is_ok() {}
     let context = Context::open(config(&switch.socket)).unwrap();
     let joined = switch.status().clients;
     assert_eq!(joined.len(), 1, "{joined:?}");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
-use uwarp::switch::protocol::{Answer, ClientStatus, Request, Status, VERSION, connect, receive, send};
+use uwarp::switch::protocol::{self, ClientStatus, Status, connect};
 use uwarp::{Config, Context, ListenOptions};
 use uwarp_vdev_tests::endpoint::{Endpoint, PORT, answer, prepare_answer};
 use uwarp_vdev_tests::peer::{self, Peer};
@@ -118,11 +118,7 @@ impl Drop for Switch {
 pub fn status(socket: &Path) -> Status {
     let socket = connect(socket).expect("the switch serves");
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)).expect("a time-out");
-    send(&socket, &Request::Status { version: VERSION }, &[]).expect("the switch listens");
-    match receive(&socket).expect("an answer") {
-        Some((Answer::Status(status), _)) => status,
-        other => panic!("no status: {other:?}"),
-    }
+    protocol::status(&socket).expect("an answer")
 }
 
 /// A small configuration on the switch, whose connections send no probes of their own.

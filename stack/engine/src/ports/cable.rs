@@ -1,6 +1,7 @@
 //! Ports on cables: one end of a cable, and a client of a switch with a cable to the switch and one to each peer.
 
 mod names;
+mod peers;
 mod switched;
 
 pub use switched::{CableNews, SwitchedOptions, SwitchedPort};

@@ -31,7 +31,7 @@ use bell::Bell;
 pub use lane::{Arrival, LONGEST_FRAME, Receiver, Sender};
 use lane::{LANE, Lane};
 use map::Map;
-pub use owners::{OWNER_NETWORKS, OWNER_NUMBERS, Owner, OwnerTable, Owners};
+pub use owners::{OWNER_NUMBERS, Owner, OwnerTable, Owners};
 
 /// The most octets of frames under way in one direction, headers of records among them.
 pub const LANE_OCTETS: usize = lane::OCTETS;

@@ -12,10 +12,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use super::map::Map;
 
 const PORTS: usize = 1 << 16;
-/// Networks are numbered below this.
-pub const OWNER_NETWORKS: usize = 32;
-/// Tables that nobody uses take no memory.
-const OCTETS: usize = 2 * PORTS * OWNER_NETWORKS;
+/// A number of a network is an octet. Tables that nobody uses take no memory.
+const OCTETS: usize = 2 * PORTS * 256;
 
 const NOBODY: u16 = 0;
 const SEVERAL: u16 = u16::MAX;
@@ -70,7 +68,7 @@ impl OwnerTable {
         Ok(OwnerTable { map, file })
     }
 
-    /// Sets the owner of a port of a network below [`OWNER_NETWORKS`].
+    /// Sets the owner of a port of a network.
     pub fn set(&self, network: u8, port: u16, owner: Owner) {
         entry(&self.map, network, port).store(owner.entry(), Relaxed);
     }
@@ -110,7 +108,7 @@ impl Owners {
         Map::readable(file, OCTETS).map(Owners)
     }
 
-    /// The owner of a port of a network below [`OWNER_NETWORKS`].
+    /// The owner of a port of a network.
     #[inline]
     pub fn get(&self, network: u8, port: u16) -> Owner {
         match entry(&self.0, network, port).load(Relaxed) {
@@ -124,8 +122,7 @@ impl Owners {
 
 #[inline(always)]
 fn entry(map: &Map, network: u8, port: u16) -> &AtomicU16 {
-    // A number beyond names another network's table, and never what lies behind the tables.
-    let index = usize::from(network) % OWNER_NETWORKS * PORTS + usize::from(port);
+    let index = usize::from(network) * PORTS + usize::from(port);
     // SAFETY: within the map, aligned, and valid for any bits; all processes access it as an atomic.
     unsafe { map.at(2 * index, 2).cast().as_ref() }
 }

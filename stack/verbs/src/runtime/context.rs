@@ -196,7 +196,7 @@ impl Context {
 
     /// The place on a switch that the context has joined, from 0. No other of its programs has it at the same time.
     /// `None` without a switch, and before the context is started.
-    pub fn switch_place(&self) -> Option<u8> {
+    pub fn switch_place(&self) -> Option<u16> {
         self.shared.link().map(|link| link.place())
     }
 

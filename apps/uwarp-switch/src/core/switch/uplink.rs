@@ -17,11 +17,11 @@ use uwarp_wire::ipv6;
 use uwarp_wire::tcp::TcpFlags;
 
 use super::{RARE, Switch, Verdict, ends};
-use crate::core::ClientId;
 use crate::core::counters::DropReason;
 use crate::core::frame::{self, Kind, Segment};
 use crate::core::outside::Uplink;
 use crate::core::replies::Reply;
+use crate::core::{ClientId, PLACES, Places};
 
 /// Whether a client sends, or is sent to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,14 +51,14 @@ fn is_group(mac: [u8; 6]) -> bool {
 impl Switch {
     /// Joins the clients to other hosts, by a device with this hardware address.
     pub fn open_uplink(&mut self, mac: [u8; 6]) {
-        self.last = Default::default();
+        self.last = [None; PLACES];
         self.macs[ClientId::UPLINK.place()] = mac;
         self.uplink = Some(Uplink::new(mac));
     }
 
     /// The uplink passes frames, or none.
     pub fn set_uplink(&mut self, is_up: bool) {
-        self.last = Default::default();
+        self.last = [None; PLACES];
         if let Some(uplink) = &mut self.uplink {
             uplink.is_up = is_up;
         }
@@ -152,7 +152,7 @@ impl Switch {
             return Err(DropReason::Destination);
         }
         uplink.asks(from, target);
-        self.relayed_to = ClientId::UPLINK.bit();
+        self.relayed_to = Places::from_iter([ClientId::UPLINK]);
         Ok(Verdict::Relay)
     }
 
@@ -300,8 +300,8 @@ impl Switch {
 
     /// Passes an answer on to the clients that have asked.
     fn relay(&mut self, target: IpAddress, write: impl FnOnce(&mut Reply) -> bool) -> Result<Verdict, DropReason> {
-        let askers = self.uplink.as_mut().map_or(0, |uplink| uplink.take_askers(target));
-        if askers == 0 {
+        let askers = self.uplink.as_mut().map_or_else(Places::default, |uplink| uplink.take_askers(target));
+        if askers == Places::default() {
             return Err(DropReason::Unasked);
         }
         self.relayed_to = askers;

@@ -280,7 +280,7 @@ fn a_clients_question_goes_out_as_the_uplinks_and_the_answer_to_those_who_asked(
     let ask = |from: usize| arp(&ArpPacket::request(EthernetAddress(mac(client(from))), v4(V4), v4(HOST4)));
     for from in [0, 2, 2] {
         assert_eq!(judge(&mut switch, from, ask(from)).0, Verdict::Relay);
-        assert_eq!(switch.relayed_to(), ClientId::UPLINK.bit());
+        assert_eq!(switch.relayed_to(), Places::from_iter([ClientId::UPLINK]));
         let question = switch.answer_to(ClientId::UPLINK).to_vec();
         assert_eq!((&question[..6], &question[6..12]), (&[0xff; 6][..], &UPLINK[..]));
         let Ok(Frame::Arp(asked)) = classify(&question, question.len()) else { panic!("no ARP") };
@@ -288,7 +288,7 @@ fn a_clients_question_goes_out_as_the_uplinks_and_the_answer_to_those_who_asked(
     }
     let reply = ArpPacket::request(EthernetAddress(UPLINK), v4(V4), v4(HOST4)).reply(EthernetAddress(HOST));
     assert_eq!(arrive(&mut switch, arp(&reply)).0, Verdict::Relay);
-    assert_eq!(switch.relayed_to(), client(0).bit() | client(2).bit());
+    assert_eq!(switch.relayed_to(), Places::from_iter([client(0), client(2)]));
     for to in [client(0), client(2)] {
         let answer = switch.answer_to(to).to_vec();
         assert_eq!((&answer[..6], &answer[6..12]), (&mac(to)[..], &HOST[..]));
@@ -307,7 +307,7 @@ fn a_clients_question_goes_out_as_the_uplinks_and_the_answer_to_those_who_asked(
         judge(&mut switch, 0, arp(&ArpPacket::request(EthernetAddress(mac(client(0))), v4(V4), other)));
     }
     assert_eq!(arrive(&mut switch, arp(&reply)).0, Verdict::Relay);
-    assert_eq!(switch.relayed_to(), client(1).bit());
+    assert_eq!(switch.relayed_to(), Places::from_iter([client(1)]));
     // A unicast poll stays one, and nobody asks the whole network by a group of its choice.
     assert_eq!(judge(&mut switch, 0, destined(ask(0), HOST)).0, Verdict::Relay);
     assert_eq!(switch.answer()[..6], HOST);
@@ -325,7 +325,7 @@ fn the_same_by_neighbor_discovery_from_a_shared_address() {
     for source in [V6, link_local] {
         let path = Path::new(own, ipv6::multicast_mac(group), source.into(), group.into());
         let (verdict, _) = judge(&mut switch, 0, discovery(&path, &question));
-        assert_eq!((verdict, switch.relayed_to()), (Verdict::Relay, ClientId::UPLINK.bit()));
+        assert_eq!((verdict, switch.relayed_to()), (Verdict::Relay, Places::from_iter([ClientId::UPLINK])));
         let asked = switch.answer().to_vec();
         let Ok(Frame::Icmp6(asked)) = classify(&asked, asked.len()) else { panic!("no ICMPv6") };
         assert_eq!((asked.route.source_mac.0, asked.route.source), (UPLINK, V6.into()));
@@ -345,7 +345,7 @@ fn the_same_by_neighbor_discovery_from_a_shared_address() {
     far[21] = 254;
     refused(&mut switch, far, Some(DropReason::Malformed));
     assert_eq!(arrive(&mut switch, discovery(&path, &answer)).0, Verdict::Relay);
-    assert_eq!(switch.relayed_to(), client(0).bit());
+    assert_eq!(switch.relayed_to(), Places::from_iter([client(0)]));
     let got = switch.answer_to(client(0)).to_vec();
     assert_eq!((&got[..6], &got[6..12]), (&mac(client(0))[..], &HOST[..]));
     let Ok(Frame::Icmp6(got)) = classify(&got, got.len()) else { panic!("no ICMPv6") };
@@ -540,8 +540,8 @@ fn nothing_passes_the_uplink_in_anothers_name_whatever_comes() {
                 Verdict::Relay => {
                     relayed += 1;
                     let to = switch.relayed_to();
-                    assert_eq!(to == ClientId::UPLINK.bit(), from != ClientId::UPLINK);
-                    for place in ClientId::all_and_uplink().filter(|place| to & place.bit() != 0) {
+                    assert_eq!(to == Places::from_iter([ClientId::UPLINK]), from != ClientId::UPLINK);
+                    for place in to {
                         let made = switch.answer_to(place).to_vec();
                         assert!(classify(&made, made.len()).is_ok());
                         assert!(from == ClientId::UPLINK || made[6..12] == UPLINK);

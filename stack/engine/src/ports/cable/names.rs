@@ -28,7 +28,7 @@ pub(super) struct Names {
     pub(super) network: u8,
     pub(super) mac: [u8; 6],
     pub(super) switch_mac: [u8; 6],
-    /// The addresses on the switch, each with its network.
+    /// The addresses on the switch, in their order, each with its network.
     pub(super) addresses: Vec<(IpAddress, u8)>,
     /// There are others than those of the own network.
     pub(super) has_others: bool,
@@ -40,12 +40,14 @@ impl Names {
     pub(super) fn set_addresses(&mut self, addresses: Vec<(IpAddr, u8)>) {
         self.has_others = addresses.iter().any(|(_, network)| *network != self.network);
         self.addresses = addresses.into_iter().map(|(address, network)| (address.into(), network)).collect();
+        self.addresses.sort_unstable();
     }
 
     /// The network that an address on the switch is of.
     #[inline]
     fn network_of(&self, address: IpAddress) -> Option<u8> {
-        self.addresses.iter().find(|(own, _)| *own == address).map(|(_, network)| *network)
+        let found = self.addresses.binary_search_by(|(own, _)| own.cmp(&address)).ok()?;
+        Some(self.addresses[found].1)
     }
 
     /// The one client to which a segment to the switch goes.

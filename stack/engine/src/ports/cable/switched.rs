@@ -3,19 +3,19 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crossbeam::channel::Receiver;
-use rustix::event::epoll;
 use uwarp_ring::Notifier;
-use uwarp_ring::cable::{CableEnd, LANE_OCTETS, OWNER_NUMBERS, Owners};
+use uwarp_ring::cable::{CableEnd, Owners};
 use uwarp_wire::ethernet;
 use uwarp_wire::tcp::TcpFlags;
 
 use super::super::heap::{HeapBuffer, HeapPool};
 use super::super::middlebox;
 use super::names::{Names, Openings, RARE, Segment, segment};
+use super::peers::{Peer, Peers};
 use super::{HEADROOM, LONGEST_ROOM, Line, NOTE_MAC, levels};
 use crate::link::port::{Batch, Buffer, Capabilities, Descriptors, LinkState, PoolLevels, Port, TransmitChecksums};
 
@@ -67,36 +67,19 @@ pub struct SwitchedOptions {
     pub told: Arc<Notifier>,
 }
 
-/// A cable to another client.
-#[derive(Debug)]
-struct Peer {
-    number: u16,
-    line: Line,
-    /// The client has gone: the cable goes when it is empty.
-    is_gone: bool,
-    /// Where the receiver was when the switch's frames began to wait for the peer's; none: they wait no more.
-    awaited_from: Option<u64>,
-}
-
 /// The port. Segments between two clients go by the cable of the two, up to 64 KiB in one frame. Everything else goes
 /// by the switch, in frames of its MTU: segments that begin a connection, all that is for other hosts, ARP and ICMP.
 /// The switch gets a note of the ends of connections, too, so that it knows whom to ask when a client dies.
 #[derive(Debug)]
 pub struct SwitchedPort {
     switch: Line,
-    peers: Vec<Peer>,
-    /// The peer with each number, as its index plus one.
-    indexes: Box<[u8]>,
-    /// The peer whose frames come first.
-    turn: usize,
+    peers: Peers,
     /// Frames wait for room somewhere.
     is_behind: bool,
     openings: Openings,
     names: Names,
     news: Receiver<CableNews>,
     told: Arc<Notifier>,
-    /// Waits for all cables and for news.
-    epoll: OwnedFd,
     receive: HeapPool,
     transmit: HeapPool,
     /// A frame for the switch as it leaves.
@@ -110,10 +93,7 @@ impl SwitchedPort {
     /// # Errors
     /// No descriptors or no memory left.
     pub fn new(options: SwitchedOptions) -> io::Result<SwitchedPort> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for descriptor in [options.switch.receiver.as_fd(), options.told.as_fd()] {
-            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        }
+        let peers = Peers::new([options.switch.receiver.as_fd(), options.told.as_fd()])?;
         options.switch.receiver.attend();
         let pool = |buffers| HeapPool::growing(buffers, LONGEST_ROOM, HEADROOM);
         let mut names = Names {
@@ -128,15 +108,12 @@ impl SwitchedPort {
         names.set_addresses(options.addresses);
         Ok(SwitchedPort {
             switch: Line::new(options.switch),
-            peers: Vec::new(),
-            indexes: vec![0; OWNER_NUMBERS].into(),
-            turn: 0,
+            peers,
             is_behind: false,
             openings: Openings::default(),
             names,
             news: options.news,
             told: options.told,
-            epoll,
             receive: pool(options.receive_buffers),
             transmit: pool(options.transmit_buffers),
             scratch: Vec::with_capacity(LONGEST_ROOM),
@@ -156,44 +133,10 @@ impl SwitchedPort {
     fn take_news(&mut self) {
         while let Ok(news) = self.news.try_recv() {
             match news {
-                CableNews::Plugged { peer, end } => self.plug(peer, end),
-                CableNews::Unplugged { peer } => {
-                    if let Some(peer) = self.peers.iter_mut().find(|known| known.number == peer) {
-                        peer.is_gone = true;
-                        self.indexes[usize::from(peer.number)] = 0;
-                    }
-                }
-                CableNews::Addresses(addresses) => {
-                    self.names.set_addresses(addresses);
-                }
+                CableNews::Plugged { peer, end } => self.peers.plug(peer, end),
+                CableNews::Unplugged { peer } => self.peers.unplug(peer),
+                CableNews::Addresses(addresses) => self.names.set_addresses(addresses),
             }
-        }
-    }
-
-    fn plug(&mut self, number: u16, end: CableEnd) {
-        let bell = end.receiver.as_fd();
-        let added = epoll::add(&self.epoll, bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
-        if let Err(error) = added {
-            // The peer goes on to send by the switch, since nobody attends to this one.
-            return tracing::warn!(%error, "a cable to another program cannot be waited for");
-        }
-        end.receiver.attend();
-        self.peers.push(Peer { number, line: Line::new(end), is_gone: false, awaited_from: None });
-        self.index();
-    }
-
-    /// Removes the cables of clients that have gone, once they are empty.
-    #[cold]
-    fn unplug(&mut self) {
-        self.peers.retain(|peer| !peer.is_gone || peer.line.end.receiver.is_waiting());
-        // It may lie beyond those that are left.
-        self.turn = 0;
-        self.index();
-    }
-
-    fn index(&mut self) {
-        for (index, peer) in self.peers.iter().enumerate().filter(|(_, peer)| !peer.is_gone) {
-            self.indexes[usize::from(peer.number)] = index as u8 + 1;
         }
     }
 
@@ -211,9 +154,9 @@ impl SwitchedPort {
             return None;
         }
         let peer = self.names.receiver(frame, &segment)?;
-        let index = usize::from(*self.indexes.get(usize::from(peer))?).checked_sub(1)?;
+        let index = self.peers.index_of(peer)?;
         // The peer believes no other.
-        if !self.names.is_own(segment.source_port) || !self.peers[index].line.end.sender.is_attended() {
+        if !self.names.is_own(segment.source_port) || !self.peers.line(index).end.sender.is_attended() {
             return None;
         }
         if segment.flags.intersects(RARE) || !self.openings.ports.is_empty() {
@@ -276,16 +219,16 @@ impl SwitchedPort {
     fn give(&mut self, frame: HeapBuffer) -> Option<usize> {
         let index = self.way(frame.data());
         match index {
-            Some(index) => self.is_behind |= self.peers[index].line.send(frame),
+            Some(index) => self.is_behind |= self.peers.line(index).send(frame),
             None => self.send_by_switch(frame),
         }
         index
     }
 
     #[inline]
-    fn wake(&self, index: Option<usize>) {
+    fn wake(&mut self, index: Option<usize>) {
         match index {
-            Some(index) => self.peers[index].line.end.sender.wake(),
+            Some(index) => self.peers.line(index).end.sender.wake(),
             None => self.switch.end.sender.wake(),
         }
     }
@@ -293,25 +236,8 @@ impl SwitchedPort {
     #[cold]
     fn catch_up(&mut self) {
         self.is_behind = self.switch.catch_up();
-        for peer in &mut self.peers {
-            self.is_behind |= !peer.line.backlog.is_empty() && peer.line.catch_up();
-        }
-    }
-
-    /// Receives from one peer.
-    #[inline]
-    fn take_from(&mut self, index: usize, batch: &mut Batch<HeapBuffer>) {
-        let before = batch.len();
-        while !batch.is_full() {
-            let Some(mut frame) = self.peers[index].line.receive(&self.receive) else { break };
-            if !self.names.is_from(self.peers[index].number, &mut frame) {
-                // The engine drops and counts it.
-                frame.set_range(HEADROOM, 0);
-            }
-            batch.push(frame);
-        }
-        if batch.len() > before {
-            self.peers[index].line.end.receiver.release();
+        for line in self.peers.lines() {
+            self.is_behind |= !line.backlog.is_empty() && line.catch_up();
         }
     }
 
@@ -319,13 +245,7 @@ impl SwitchedPort {
     /// and the switch speaks of its death behind it.
     #[cold]
     fn take_from_switch(&mut self, batch: &mut Batch<HeapBuffer>) {
-        let mut is_early = false;
-        for peer in &mut self.peers {
-            let receiver = &peer.line.end.receiver;
-            let from = *peer.awaited_from.get_or_insert(receiver.position());
-            is_early |= receiver.is_waiting() && receiver.position().wrapping_sub(from) < LANE_OCTETS as u64;
-        }
-        if is_early {
+        if self.peers.come_first() {
             return;
         }
         while !batch.is_full()
@@ -335,8 +255,25 @@ impl SwitchedPort {
         }
         self.switch.end.receiver.release();
         if !self.switch.end.receiver.is_waiting() {
-            self.peers.iter_mut().for_each(|peer| peer.awaited_from = None);
+            self.peers.forget_switch();
         }
+    }
+}
+
+/// Receives from one peer.
+#[inline]
+fn take_from(peer: &mut Peer, names: &Names, pool: &HeapPool, batch: &mut Batch<HeapBuffer>) {
+    let before = batch.len();
+    while !batch.is_full() {
+        let Some(mut frame) = peer.line.receive(pool) else { break };
+        if !names.is_from(peer.number, &mut frame) {
+            // The engine drops and counts it.
+            frame.set_range(HEADROOM, 0);
+        }
+        batch.push(frame);
+    }
+    if batch.len() > before {
+        peer.line.end.receiver.release();
     }
 }
 
@@ -357,17 +294,8 @@ impl Port for SwitchedPort {
             self.catch_up();
         }
         let before = batch.len();
-        let peers = self.peers.len();
-        let mut is_any_gone = false;
-        for step in 0..peers {
-            let index = if self.turn + step < peers { self.turn + step } else { self.turn + step - peers };
-            is_any_gone |= self.peers[index].is_gone;
-            self.take_from(index, batch);
-        }
-        self.turn = if self.turn + 1 < peers { self.turn + 1 } else { 0 };
-        if is_any_gone {
-            self.unplug();
-        }
+        let Self { peers, names, receive, .. } = self;
+        peers.take_turn(|peer| take_from(peer, names, receive, batch));
         if self.switch.end.receiver.is_waiting() {
             self.take_from_switch(batch);
         }
@@ -398,19 +326,17 @@ impl Port for SwitchedPort {
 
     fn enable_wakeups(&mut self) -> bool {
         self.switch.end.receiver.arm();
-        self.peers.iter().for_each(|peer| peer.line.end.receiver.arm());
         // Nobody announces room in a cable, nor a free buffer for what waits.
-        let lines = self.peers.iter().map(|peer| &peer.line).chain([&self.switch]);
-        !self.is_behind && !lines.into_iter().any(|line| line.end.receiver.is_waiting())
+        self.peers.arm() && !self.is_behind && !self.switch.end.receiver.is_waiting()
     }
 
     fn wakeup_descriptors(&self) -> Descriptors<'_> {
-        std::iter::once(self.epoll.as_fd()).collect()
+        std::iter::once(self.peers.as_fd()).collect()
     }
 
     fn disable_wakeups(&mut self) -> bool {
         self.switch.end.receiver.disarm();
-        self.peers.iter_mut().for_each(|peer| peer.line.end.receiver.disarm());
+        self.peers.disarm();
         self.told.drain();
         false
     }

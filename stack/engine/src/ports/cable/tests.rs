@@ -100,6 +100,14 @@ impl Rig {
     }
 }
 
+/// A peer's frame as the engine gets it: as from the switch.
+fn readdressed(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    frame[6..12].copy_from_slice(&SWITCH);
+    frame
+}
+
 /// What waits in a cable.
 fn taken(end: &mut CableEnd) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
@@ -278,12 +286,9 @@ fn nothing_in_anothers_name_comes_from_a_peer() {
         assert!(rig.peers[0].sender.send(frame, true));
         assert_eq!(rig.received(), [Vec::<u8>::new()], "{frame:?}");
     }
-    let mut good = segment((PEER, OWN), ack, 10);
+    let good = segment((PEER, OWN), ack, 10);
     assert!(rig.peers[0].sender.send(&good, true));
-    // As from the switch.
-    good[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-    good[6..12].copy_from_slice(&SWITCH);
-    assert_eq!(rig.received(), [good]);
+    assert_eq!(rig.received(), [readdressed(&good)]);
 }
 
 #[test]
@@ -346,4 +351,58 @@ fn several_peers_may_leave_at_once() {
             assert!(rig.received().is_empty(), "{phase}");
         }
     }
+}
+
+#[test]
+fn silent_peers_ring_and_are_found_in_some_turn_and_behind_a_sleep() {
+    let mut rig = rig();
+    let mut ends: Vec<CableEnd> = Vec::new();
+    for number in 3..40 {
+        let (near, far) = cable();
+        far.receiver.attend();
+        rig.table.set(0, 1000 + number, Owner::One(number));
+        rig.news.send(CableNews::Plugged { peer: number, end: near }).unwrap();
+        ends.push(far);
+    }
+    let (busy, silent) = (segment((PEER, OWN), TcpFlags::ACK, 10), segment((1039, OWN), TcpFlags::ACK, 10));
+    let is_rung = |rig: &Rig| {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let descriptors = rig.port.wakeup_descriptors();
+        let mut wanted: Vec<_> =
+            descriptors.iter().map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)).collect();
+        poll(&mut wanted, Some(&Timespec::default())).unwrap() > 0
+    };
+    let hush = |rig: &mut Rig| {
+        for _ in 0..9000 {
+            assert!(rig.peers[0].sender.send(&busy, true));
+            assert_eq!(rig.received().len(), 1);
+        }
+    };
+    let send = |end: &mut CableEnd| {
+        assert!(end.sender.send(&silent, true));
+        end.sender.wake();
+    };
+    for _ in 0..3 {
+        hush(&mut rig);
+        rig.port.disable_wakeups();
+        // While the port is polled.
+        assert!(!is_rung(&rig));
+        send(&mut ends[36]);
+        assert!(is_rung(&rig), "a peer that has said nothing for long is not polled");
+        assert!((0..40).flat_map(|_| rig.received()).eq([readdressed(&silent)]));
+        // In a sleep.
+        hush(&mut rig);
+        assert!(rig.port.enable_wakeups() && !is_rung(&rig));
+        send(&mut ends[36]);
+        assert!(is_rung(&rig));
+        rig.port.disable_wakeups();
+        assert_eq!(rig.received(), [readdressed(&silent)]);
+        assert!(!is_rung(&rig), "what has rung is taken");
+    }
+    // What a silent peer sent before its end is received, and its cable goes.
+    hush(&mut rig);
+    send(&mut ends[36]);
+    rig.news.send(CableNews::Unplugged { peer: 39 }).unwrap();
+    assert!((0..40).flat_map(|_| rig.received()).eq([readdressed(&silent)]));
+    assert!(!is_rung(&rig));
 }

@@ -299,7 +299,7 @@ impl Link {
     }
 
     /// The number of the context's place, from 0.
-    pub(crate) fn place(&self) -> u8 {
+    pub(crate) fn place(&self) -> u16 {
         self.welcome.place
     }
 

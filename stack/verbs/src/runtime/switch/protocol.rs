@@ -22,8 +22,8 @@ use std::path::Path;
 
 /// Version of these messages. A switch serves clients of its own version only. Of each version are the fields `request`
 /// and `version` of the first request, and [`Answer::Refused`], so that either side learns the other's.
-pub const VERSION: u32 = 4;
-/// Most octets of a message: the longest says which ports 30 clients have.
+pub const VERSION: u32 = 5;
+/// Most octets of a message.
 pub const LONGEST: usize = 128 << 10;
 
 /// What a client asks for.
@@ -62,10 +62,12 @@ pub enum Request {
     /// Delivers what the client has sent by its cable to the switch. A program that ends at once loses what the switch
     /// has not taken.
     Deliver,
-    /// The clients and their counters.
+    /// The clients and their counters: as many as fit into a message. [`status`] asks for all.
     Status {
         /// [`VERSION`].
         version: u32,
+        /// The first place that is asked for.
+        from: u16,
     },
 }
 
@@ -196,7 +198,7 @@ pub struct Welcome {
     /// All addresses on the switch.
     pub located: Vec<Located>,
     /// Number of the place.
-    pub place: u8,
+    pub place: u16,
     /// The client's number in the table of ports. Later clients at the same place have others.
     pub number: u16,
     /// The client's hardware address.
@@ -218,6 +220,9 @@ pub struct Status {
     pub most_clients: usize,
     /// The clients, by place.
     pub clients: Vec<ClientStatus>,
+    /// The place of the next client that did not fit into the message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<u16>,
     /// What leads to other hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<UplinkStatus>,
@@ -248,7 +253,7 @@ pub struct UplinkStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
     /// Number of the place.
-    pub place: u8,
+    pub place: u16,
     /// The process, 0 if the switch cannot see it.
     pub pid: u32,
     /// The user.
@@ -355,6 +360,35 @@ fn parse<Message: DeserializeOwned>(octets: &[u8]) -> io::Result<Message> {
     serde_json::from_slice(octets).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
 }
 
+/// Asks a switch for its status, on a connection of [`connect`] that has no place.
+///
+/// # Errors
+/// The switch does not answer, or refuses.
+pub fn status(socket: impl AsFd) -> io::Result<Status> {
+    let mut all: Option<Status> = None;
+    loop {
+        let from = all.as_ref().and_then(|status| status.next).unwrap_or(0);
+        send(&socket, &Request::Status { version: VERSION, from }, &[])?;
+        let part = match receive(&socket)? {
+            Some((Answer::Status(part), _)) => part,
+            Some((Answer::Refused { reason, .. }, _)) => return Err(io::Error::other(reason)),
+            Some(_) => return Err(io::Error::other("the switch answers something else")),
+            None => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        let is_last = part.next.is_none_or(|next| next <= from);
+        match &mut all {
+            None => all = Some(part),
+            Some(all) => {
+                all.next = part.next;
+                all.clients.extend(part.clients);
+            }
+        }
+        if let Some(all) = all.take_if(|_| is_last) {
+            return Ok(all);
+        }
+    }
+}
+
 /// What a client has sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
@@ -457,7 +491,7 @@ mod tests {
     #[test]
     fn a_request_is_received_once_and_without_descriptors() {
         let (here, there) = pair();
-        for request in [Request::Reserve { port: 7, address: None }, Request::Status { version: VERSION }] {
+        for request in [Request::Reserve { port: 7, address: None }, Request::Status { version: VERSION, from: 0 }] {
             send(&here, &request, &[]).unwrap();
             assert_eq!(receive_request(&there).unwrap(), Received::Request(request));
         }
