@@ -7,60 +7,15 @@
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
-#include <errno.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include <infiniband/verbs.h>
+#include "side.h"
 
-#define PATIENCE 30 /* seconds, for what comes in a moment */
-#define ROOM 16384
 #define IN (ROOM / 2)
 #define GRH 40
-#define LENGTH 64
 #define KEY 0x11223344
 
-#define INIT_MASK (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY)
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
-
-/* A queue pair with everything of its own. Datagrams leave the first half of its room, and come into the second. */
-struct side {
-	struct ibv_context *context;
-	struct ibv_pd *domain;
-	struct ibv_comp_channel *channel;
-	struct ibv_cq *sent, *received;
-	struct ibv_srq *shared;
-	struct ibv_mr *region;
-	struct ibv_qp *qp;
-	struct ibv_ah *ah;
-	uint8_t room[ROOM] __attribute__((aligned(64)));
-};
-
-static struct ibv_context *opened(void)
-{
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_context *context;
-
-	check(list && list[0]);
-	context = ibv_open_device(list[0]);
-	check(context != NULL);
-	ibv_free_device_list(list);
-	return context;
-}
+#define KEYED_MASK (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY)
 
 /* The way to this host. */
 static struct ibv_ah *here(struct side *of)
@@ -75,39 +30,10 @@ static struct ibv_ah *here(struct side *of)
 
 static struct side *side(struct ibv_context *context, int is_shared)
 {
-	struct ibv_qp_init_attr_ex wanted = {
-		.qp_type = IBV_QPT_UD,
-		.cap = { 8, 8, 2, 2, LENGTH },
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
-	};
-	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 8, .max_sge = 2 } };
-	struct side *made = aligned_alloc(64, (sizeof(*made) + 63) / 64 * 64);
+	struct side *made = side_of(context, IBV_QPT_UD, is_shared);
 
-	memset(made, 0, sizeof(*made));
-	made->context = context;
-	check((wanted.pd = made->domain = ibv_alloc_pd(context)) != NULL);
-	check((made->channel = ibv_create_comp_channel(context)) != NULL);
-	check((wanted.send_cq = made->sent = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
-	check((wanted.recv_cq = made->received = ibv_create_cq(context, 64, NULL, made->channel, 0)) != NULL);
-	if (is_shared)
-		check((wanted.srq = made->shared = ibv_create_srq(made->domain, &queue)) != NULL);
-	check((made->region = ibv_reg_mr(made->domain, made->room, ROOM, IBV_ACCESS_LOCAL_WRITE)) != NULL);
-	check((made->qp = ibv_create_qp_ex(context, &wanted)) != NULL && made->qp->qp_type == IBV_QPT_UD);
 	made->ah = here(made);
 	return made;
-}
-
-static void destroy(struct side *made)
-{
-	check(ibv_destroy_qp(made->qp) == 0);
-	check(!made->shared || ibv_destroy_srq(made->shared) == 0);
-	check(ibv_destroy_ah(made->ah) == 0);
-	check(ibv_dereg_mr(made->region) == 0);
-	check(ibv_destroy_cq(made->sent) == 0 && ibv_destroy_cq(made->received) == 0);
-	check(ibv_destroy_comp_channel(made->channel) == 0);
-	check(ibv_dealloc_pd(made->domain) == 0);
-	free(made);
 }
 
 static int modified(struct side *of, enum ibv_qp_state state, int mask)
@@ -119,7 +45,7 @@ static int modified(struct side *of, enum ibv_qp_state state, int mask)
 
 static void ready(struct side *of)
 {
-	check(modified(of, IBV_QPS_INIT, INIT_MASK) == 0);
+	check(modified(of, IBV_QPS_INIT, KEYED_MASK) == 0);
 	check(modified(of, IBV_QPS_RTR, IBV_QP_STATE) == 0);
 	check(modified(of, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
 }
@@ -168,38 +94,6 @@ static struct sending to(struct side *from, struct side *peer)
 	return (struct sending){ LENGTH, KEY, peer->qp->qp_num, from->ah, IBV_WR_SEND, 0 };
 }
 
-static struct ibv_wc next(struct ibv_cq *queue)
-{
-	time_t end = time(NULL) + PATIENCE;
-	struct ibv_wc found;
-	int count;
-
-	while ((count = ibv_poll_cq(queue, 1, &found)) == 0 && time(NULL) < end)
-		;
-	check(count == 1);
-	return found;
-}
-
-static struct ibv_wc completes(struct ibv_cq *queue, struct side *of, uint64_t number, enum ibv_wc_status status)
-{
-	struct ibv_wc found = next(queue);
-
-	if (found.status != status)
-		fprintf(stderr, "%s and not %s\n", ibv_wc_status_str(found.status), ibv_wc_status_str(status));
-	check(found.wr_id == number && found.status == status && found.qp_num == of->qp->qp_num);
-	return found;
-}
-
-static void stays_silent(struct ibv_cq *queue)
-{
-	struct ibv_wc found;
-
-	for (int round = 0; round < 200; round++) {
-		check(ibv_poll_cq(queue, 1, &found) == 0);
-		usleep(1000);
-	}
-}
-
 /* A datagram with this octet in it arrives in a receive that is posted. */
 static struct ibv_wc arrives(struct side *to, uint64_t number, uint32_t from, uint8_t octet, uint32_t octets)
 {
@@ -231,12 +125,12 @@ static void masks(void)
 	struct ibv_qp_attr found;
 
 	for (int bit = 1; bit <= IBV_QP_RATE_LIMIT; bit <<= 1)
-		if ((bit & INIT_MASK) && bit != IBV_QP_STATE)
-			check(modified(one, IBV_QPS_INIT, INIT_MASK & ~bit) == EINVAL);
-	check(modified(one, IBV_QPS_INIT, INIT_MASK | IBV_QP_ACCESS_FLAGS) == EINVAL);
+		if ((bit & KEYED_MASK) && bit != IBV_QP_STATE)
+			check(modified(one, IBV_QPS_INIT, KEYED_MASK & ~bit) == EINVAL);
+	check(modified(one, IBV_QPS_INIT, KEYED_MASK | IBV_QP_ACCESS_FLAGS) == EINVAL);
 	check(modified(one, IBV_QPS_RTR, IBV_QP_STATE) == EINVAL);
 	check(post(one, 1, to(one, one)) == EINVAL);
-	check(modified(one, IBV_QPS_INIT, INIT_MASK) == 0);
+	check(modified(one, IBV_QPS_INIT, KEYED_MASK) == 0);
 	check(post(one, 1, to(one, one)) == EINVAL);
 	check(modified(one, IBV_QPS_RTR, IBV_QP_STATE | IBV_QP_AV) == EINVAL);
 	check(modified(one, IBV_QPS_RTR, IBV_QP_STATE) == 0);
@@ -345,7 +239,7 @@ static void keys(void)
 	how.key = KEY + 1;
 	check(post(one, 1, how) == 0);
 	completes(one->sent, one, 1, IBV_WC_SUCCESS);
-	stays_silent(other->received);
+	stays_silent(other->received, 200);
 	/* That with the highest bit stands for the own one. */
 	how.key = 0x80000000;
 	memset(one->room, 2, LENGTH);
@@ -356,7 +250,7 @@ static void keys(void)
 	check(receive(other, 3, GRH + LENGTH) == 0);
 	check(post(one, 3, how) == 0);
 	completes(one->sent, one, 3, IBV_WC_SUCCESS);
-	stays_silent(other->received);
+	stays_silent(other->received, 200);
 	how.key = KEY + 1;
 	check(post(one, 4, how) == 0);
 	completes(one->sent, one, 4, IBV_WC_SUCCESS);
@@ -371,11 +265,11 @@ static void lost(void)
 	struct sending how = to(one, other);
 
 	/* Before the peer receives, without a receive, to nobody, and to a place where nobody is. */
-	check(modified(other, IBV_QPS_INIT, INIT_MASK) == 0);
+	check(modified(other, IBV_QPS_INIT, KEYED_MASK) == 0);
 	check(receive(other, 9, GRH + LENGTH) == 0);
 	check(post(one, 1, how) == 0);
 	completes(one->sent, one, 1, IBV_WC_SUCCESS);
-	stays_silent(other->received);
+	stays_silent(other->received, 200);
 	check(modified(other, IBV_QPS_RTR, IBV_QP_STATE) == 0);
 	memset(one->room, 9, LENGTH);
 	check(post(one, 2, how) == 0);
@@ -390,7 +284,7 @@ static void lost(void)
 	check(post(one, 5, how) == 0);
 	completes(one->sent, one, 5, IBV_WC_SUCCESS);
 	/* They are on their way. */
-	stays_silent(other->received);
+	stays_silent(other->received, 200);
 	message(one, other, 6);
 	check(modified(other, IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
 	message(other, one, 7);
@@ -398,7 +292,7 @@ static void lost(void)
 	how.number = one->qp->qp_num ^ 1;
 	check(post(one, 8, how) == 0);
 	completes(one->sent, one, 8, IBV_WC_SUCCESS);
-	stays_silent(one->received);
+	stays_silent(one->received, 200);
 	destroy(one);
 }
 
@@ -422,7 +316,7 @@ static void lengths(void)
 	how.octets = LENGTH + 1;
 	check(post(one, 3, how) == 0);
 	completes(one->sent, one, 3, IBV_WC_SUCCESS);
-	stays_silent(other->received);
+	stays_silent(other->received, 200);
 	how.octets = LENGTH;
 	check(post(one, 4, how) == 0);
 	completes(one->sent, one, 4, IBV_WC_SUCCESS);
@@ -574,7 +468,7 @@ int main(int count, char **words)
 		      { "lost", lost },	      { "lengths", lengths },	{ "shared", shared },	{ "events", events },
 		      { "flush", flush },     { "wrong", wrong },	{ "processes", processes } };
 
-	alarm(4 * PATIENCE);
+	alarm(4 * SOON);
 	for (unsigned int at = 0; at < sizeof(tests) / sizeof(*tests); at++)
 		if (count == 2 && !strcmp(words[1], tests[at].name)) {
 			tests[at].run();

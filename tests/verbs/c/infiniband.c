@@ -10,34 +10,13 @@
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-#include <infiniband/verbs.h>
+#include "side.h"
 
-#define PATIENCE 30 /* seconds, for what comes in a moment */
-#define ROOM 16384
-#define LENGTH 64
 #define MILLISECOND 1000000LL
 #define TIMER_MS_10 20 /* min_rnr_timer: 10.24 ms */
 #define TIMER_MS_492 31 /* 491.52 ms */
-#define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
 
 static long long now(void)
 {
@@ -47,76 +26,23 @@ static long long now(void)
 	return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-/* A queue pair with everything of its own. Sends leave the first half of its room, and come into the second. */
-struct side {
-	struct ibv_context *context;
-	struct ibv_pd *domain;
-	struct ibv_cq *sent, *received;
-	struct ibv_srq *shared;
-	struct ibv_mr *region;
-	struct ibv_qp *qp;
-	struct ibv_qp_ex *extended;
-	uint8_t room[ROOM] __attribute__((aligned(64)));
-};
-
-static struct ibv_context *opened(void)
-{
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_context *context;
-
-	check(list && list[0]);
-	context = ibv_open_device(list[0]);
-	check(context != NULL);
-	ibv_free_device_list(list);
-	return context;
-}
-
 static struct side *side(struct ibv_context *context, int is_shared)
 {
-	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 8, .max_sge = 1 } };
-	struct ibv_qp_init_attr_ex wanted = { .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, LENGTH },
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM };
-	struct side *made = aligned_alloc(64, (sizeof(*made) + 63) / 64 * 64);
-
-	memset(made, 0, sizeof(*made));
-	made->context = context;
-	check((wanted.pd = made->domain = ibv_alloc_pd(context)) != NULL);
-	check((wanted.send_cq = made->sent = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
-	check((wanted.recv_cq = made->received = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
-	check((made->region = ibv_reg_mr(made->domain, made->room, ROOM, ACCESS)) != NULL);
-	if (is_shared)
-		check((wanted.srq = made->shared = ibv_create_srq(made->domain, &shared)) != NULL);
-	check((made->qp = ibv_create_qp_ex(context, &wanted)) != NULL);
-	check((made->extended = ibv_qp_to_qp_ex(made->qp)) != NULL);
-	return made;
-}
-
-static void destroy(struct side *made)
-{
-	check(ibv_destroy_qp(made->qp) == 0);
-	check(!made->shared || ibv_destroy_srq(made->shared) == 0);
-	check(ibv_dereg_mr(made->region) == 0);
-	check(ibv_destroy_cq(made->sent) == 0 && ibv_destroy_cq(made->received) == 0);
-	check(ibv_dealloc_pd(made->domain) == 0);
-	free(made);
+	return side_of(context, IBV_QPT_RC, is_shared);
 }
 
 static void ready_to_receive(struct side *of, struct side *peer, uint8_t min_rnr_timer)
 {
 	struct ibv_qp_attr wanted = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS };
 
-	check(ibv_modify_qp(of->qp, &wanted,
-			    IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	check(ibv_modify_qp(of->qp, &wanted, INIT_MASK) == 0);
 	wanted = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 4,
 				       .dest_qp_num = peer->qp->qp_num, .min_rnr_timer = min_rnr_timer };
 	wanted.ah_attr.port_num = 1;
 	wanted.ah_attr.is_global = 1;
 	wanted.ah_attr.grh.hop_limit = 1;
 	check(ibv_query_gid(of->context, 1, 0, &wanted.ah_attr.grh.dgid) == 0);
-	check(ibv_modify_qp(of->qp, &wanted,
-			    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-				    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	check(ibv_modify_qp(of->qp, &wanted, RTR_MASK) == 0);
 }
 
 static void ready_to_send(struct side *of, uint8_t rnr_retry)
@@ -124,9 +50,7 @@ static void ready_to_send(struct side *of, uint8_t rnr_retry)
 	struct ibv_qp_attr wanted = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry,
 				      .max_rd_atomic = 4 };
 
-	check(ibv_modify_qp(of->qp, &wanted,
-			    IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-				    IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+	check(ibv_modify_qp(of->qp, &wanted, RTS_MASK) == 0);
 }
 
 static void connects(struct side *of, struct side *peer, uint8_t rnr_retry, uint8_t min_rnr_timer)
@@ -137,17 +61,13 @@ static void connects(struct side *of, struct side *peer, uint8_t rnr_retry, uint
 
 static enum ibv_qp_state state(struct side *of)
 {
-	struct ibv_qp_init_attr made;
-	struct ibv_qp_attr found;
-
-	check(ibv_query_qp(of->qp, &found, IBV_QP_STATE, &made) == 0);
-	return found.qp_state;
+	return attributes(of).qp_state;
 }
 
 /* It comes a moment behind the completions. */
 static void comes_to(struct side *of, enum ibv_qp_state wanted)
 {
-	time_t end = time(NULL) + PATIENCE;
+	time_t end = time(NULL) + SOON;
 
 	while (state(of) != wanted && time(NULL) < end)
 		usleep(1000);
@@ -177,39 +97,6 @@ static int post(struct side *of, struct side *peer, uint64_t number, enum ibv_wr
 		request.wr.rdma.rkey = peer->region->rkey;
 	}
 	return ibv_post_send(of->qp, &request, &bad);
-}
-
-static struct ibv_wc next(struct ibv_cq *queue)
-{
-	time_t end = time(NULL) + PATIENCE;
-	struct ibv_wc found;
-	int count;
-
-	while ((count = ibv_poll_cq(queue, 1, &found)) == 0 && time(NULL) < end)
-		;
-	check(count == 1);
-	return found;
-}
-
-static struct ibv_wc completes(struct ibv_cq *queue, struct side *of, uint64_t number, enum ibv_wc_status status)
-{
-	struct ibv_wc found = next(queue);
-
-	if (found.status != status)
-		fprintf(stderr, "%s and not %s\n", ibv_wc_status_str(found.status), ibv_wc_status_str(status));
-	check(found.wr_id == number && found.status == status && found.qp_num == of->qp->qp_num);
-	return found;
-}
-
-/* Nothing of a queue completes for so many milliseconds. */
-static void stays_silent(struct ibv_cq *queue, int milliseconds)
-{
-	struct ibv_wc found;
-
-	for (int round = 0; round < milliseconds; round++) {
-		check(ibv_poll_cq(queue, 1, &found) == 0);
-		usleep(1000);
-	}
 }
 
 /* A message with this number in it. */
@@ -483,7 +370,7 @@ static void established(void)
 	check(fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
 	for (int at = 0; at < 4; at++) {
 		struct side *one = side(context, 0), *other = side(context, 0);
-		time_t end = time(NULL) + PATIENCE;
+		time_t end = time(NULL) + SOON;
 
 		connects(one, other, 7, 1);
 		ready_to_receive(other, one, 1);
@@ -514,7 +401,7 @@ int main(int count, char **words)
 {
 	const char *test = count == 2 ? words[1] : "";
 
-	alarm(4 * PATIENCE);
+	alarm(4 * SOON);
 	if (!strcmp(test, "retries"))
 		retries(0, IBV_WR_SEND);
 	else if (!strcmp(test, "in-time"))

@@ -10,28 +10,15 @@
  */
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 
-#include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
+
+#include "check.h"
 
 #define ENDPOINTS 300
 #define DESCRIPTORS 1024
 #define LEAKS 1500
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
 
 static int descriptors(void)
 {

@@ -12,20 +12,17 @@
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
+
+#include "check.h"
 
 #define PORT 7480
 #define PATIENCE 50 /* seconds, of the whole program */
@@ -34,16 +31,6 @@
 #define MORE 100
 #define RECEIVES 32
 #define ROUNDS 5000
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
 
 /* Where one side's memory is. */
 struct place {

@@ -13,28 +13,15 @@
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
 #include <arpa/inet.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
+
+#include "check.h"
 
 #define PORT 7482
 #define PATIENCE 50 /* seconds, of the whole program */
 #define TIMEOUT 5000
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
 
 /* Says who ends a connection, and to the client which port it came from. */
 struct word {

@@ -8,86 +8,14 @@
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include <infiniband/verbs.h>
-
-#define PATIENCE 30 /* seconds, for what comes in a moment */
-#define ROOM 4096
-#define LENGTH 64
-#define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
-
-#define INIT_MASK (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
-#define RTR_MASK                                                                                                      \
-	(IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |   \
-	 IBV_QP_MIN_RNR_TIMER)
-#define RTS_MASK                                                                                                      \
-	(IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |                        \
-	 IBV_QP_MAX_QP_RD_ATOMIC)
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
-
-/* A queue pair with everything of its own. Sends leave the first half of its room, and come into the second. */
-struct side {
-	struct ibv_context *context;
-	struct ibv_pd *domain;
-	struct ibv_cq *sent, *received;
-	struct ibv_mr *region;
-	struct ibv_qp *qp;
-	uint8_t room[ROOM] __attribute__((aligned(64)));
-};
-
-static struct ibv_context *opened(void)
-{
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_context *context;
-
-	check(list && list[0]);
-	context = ibv_open_device(list[0]);
-	check(context != NULL);
-	ibv_free_device_list(list);
-	return context;
-}
+#include "side.h"
 
 static struct side *side(struct ibv_context *context)
 {
-	struct ibv_qp_init_attr wanted = { .qp_type = IBV_QPT_RC, .cap = { 8, 8, 1, 1, LENGTH } };
-	struct side *made = aligned_alloc(64, (sizeof(*made) + 63) / 64 * 64);
-
-	memset(made, 0, sizeof(*made));
-	made->context = context;
-	check((made->domain = ibv_alloc_pd(context)) != NULL);
-	check((wanted.send_cq = made->sent = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
-	check((wanted.recv_cq = made->received = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
-	check((made->region = ibv_reg_mr(made->domain, made->room, ROOM, ACCESS)) != NULL);
-	check((made->qp = ibv_create_qp(made->domain, &wanted)) != NULL);
-	check(made->qp->qp_num > 1 && made->qp->qp_num < 1 << 24);
-	return made;
-}
-
-static void destroy(struct side *made)
-{
-	check(ibv_destroy_qp(made->qp) == 0);
-	check(ibv_dereg_mr(made->region) == 0);
-	check(ibv_destroy_cq(made->sent) == 0 && ibv_destroy_cq(made->received) == 0);
-	check(ibv_dealloc_pd(made->domain) == 0);
-	free(made);
+	return side_of(context, IBV_QPT_RC, 0);
 }
 
 static int init(struct side *of)
@@ -129,23 +57,6 @@ static int ready_to_send(struct side *of)
 	return ibv_modify_qp(of->qp, &wanted, RTS_MASK);
 }
 
-static int moved(struct side *of, enum ibv_qp_state state)
-{
-	struct ibv_qp_attr wanted = { .qp_state = state };
-
-	return ibv_modify_qp(of->qp, &wanted, IBV_QP_STATE);
-}
-
-static struct ibv_qp_attr attributes(struct side *of)
-{
-	struct ibv_qp_init_attr made;
-	struct ibv_qp_attr found;
-
-	memset(&found, 0xff, sizeof(found));
-	check(ibv_query_qp(of->qp, &found, IBV_QP_STATE, &made) == 0);
-	return found;
-}
-
 static void connects(struct side *of, uint32_t peer)
 {
 	check(init(of) == 0);
@@ -177,38 +88,6 @@ static int post(struct side *of, struct side *peer, uint64_t number, enum ibv_wr
 		request.wr.rdma.rkey = peer->region->rkey;
 	}
 	return ibv_post_send(of->qp, &request, &bad);
-}
-
-static struct ibv_wc next(struct ibv_cq *queue)
-{
-	time_t end = time(NULL) + PATIENCE;
-	struct ibv_wc found;
-	int count;
-
-	while ((count = ibv_poll_cq(queue, 1, &found)) == 0 && time(NULL) < end)
-		;
-	check(count == 1);
-	return found;
-}
-
-static void completes(struct ibv_cq *queue, struct side *of, uint64_t number, enum ibv_wc_status status)
-{
-	struct ibv_wc found = next(queue);
-
-	if (found.status != status)
-		fprintf(stderr, "%s and not %s\n", ibv_wc_status_str(found.status), ibv_wc_status_str(status));
-	check(found.wr_id == number && found.status == status && found.qp_num == of->qp->qp_num);
-}
-
-/* Nothing of a queue completes for a while. */
-static void stays_silent(struct ibv_cq *queue)
-{
-	struct ibv_wc found;
-
-	for (int round = 0; round < 300; round++) {
-		check(ibv_poll_cq(queue, 1, &found) == 0);
-		usleep(1000);
-	}
 }
 
 /* A message with this octet in it. */
@@ -391,7 +270,7 @@ static void itself(void)
 			completes(one->received, one, 5, IBV_WC_WR_FLUSH_ERR);
 			check(moved(one, IBV_QPS_RESET) == 0);
 		}
-		stays_silent(one->received);
+		stays_silent(one->received, 300);
 	}
 	connects(one, one->qp->qp_num);
 	message(one, one, 9);
@@ -413,9 +292,9 @@ static void early(void)
 		connects(first, last->qp->qp_num);
 		check(post(first, NULL, 2, IBV_WR_SEND) == 0);
 		check(time(NULL) - begin <= 2);
-		stays_silent(first->sent);
+		stays_silent(first->sent, 300);
 		check(init(last) == 0);
-		stays_silent(first->sent);
+		stays_silent(first->sent, 300);
 		check(ready_to_receive(last, first->qp->qp_num) == 0);
 		completes(first->sent, first, 2, IBV_WC_SUCCESS);
 		completes(last->received, last, 1, IBV_WC_SUCCESS);
@@ -445,7 +324,7 @@ static void reset(void)
 			/* The one asks, or waits, for its new stream while the other has the last one. */
 			connects(first, last->qp->qp_num);
 			check(receive(first, 97) == 0);
-			stays_silent(first->received);
+			stays_silent(first->received, 300);
 			check(moved(first, IBV_QPS_RESET) == 0);
 		}
 		check(moved(last, IBV_QPS_RESET) == 0);
@@ -468,7 +347,7 @@ static void nobody(void)
 
 		connects(one, numbers[at]);
 		check(receive(one, 1) == 0);
-		stays_silent(one->received);
+		stays_silent(one->received, 300);
 		check(attributes(one).qp_state == IBV_QPS_RTS);
 		begin = time(NULL);
 		check(post(one, NULL, 2, IBV_WR_SEND) == 0 && post(one, NULL, 3, IBV_WR_SEND) == 0);
@@ -476,7 +355,7 @@ static void nobody(void)
 		check(time(NULL) - begin >= 4);
 		completes(one->sent, one, 3, IBV_WC_WR_FLUSH_ERR);
 		completes(one->received, one, 1, IBV_WC_WR_FLUSH_ERR);
-		while (attributes(one).qp_state != IBV_QPS_ERR && time(NULL) - begin < PATIENCE)
+		while (attributes(one).qp_state != IBV_QPS_ERR && time(NULL) - begin < SOON)
 			;
 		check(attributes(one).qp_state == IBV_QPS_ERR);
 		check(moved(one, IBV_QPS_RESET) == 0);
@@ -496,7 +375,7 @@ static void gone(void)
 	message(other, one, 1);
 	check(receive(one, 2) == 0 && receive(one, 3) == 0);
 	destroy(other);
-	stays_silent(one->received);
+	stays_silent(one->received, 300);
 	check(attributes(one).qp_state == IBV_QPS_RTS);
 	check(post(one, NULL, 4, IBV_WR_SEND) == 0);
 	completes(one->sent, one, 4, IBV_WC_RETRY_EXC_ERR);
@@ -533,7 +412,7 @@ static void killed(void)
 	}
 	check(read(from_child[0], &peer, sizeof(peer)) == sizeof(peer));
 	check(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
-	stays_silent(one->received);
+	stays_silent(one->received, 300);
 	check(attributes(one).qp_state == IBV_QPS_RTS);
 	check(post(one, NULL, 4, IBV_WR_SEND) == 0);
 	completes(one->sent, one, 4, IBV_WC_RETRY_EXC_ERR);
@@ -567,7 +446,7 @@ int main(int count, char **words)
 {
 	const char *test = count == 2 ? words[1] : "";
 
-	alarm(4 * PATIENCE);
+	alarm(4 * SOON);
 	if (!strcmp(test, "device"))
 		device();
 	else if (!strcmp(test, "masks"))

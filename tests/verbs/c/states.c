@@ -8,30 +8,16 @@
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+#include "check.h"
+
 #define PORT 7490
-#define PATIENCE 20 /* seconds, for what comes in a moment */
 #define ROOM 65536
 #define PLACES 4
-
-#define check(is_so) check_line((is_so), #is_so, __LINE__)
-
-static void check_line(int is_so, const char *what, int line)
-{
-	if (is_so)
-		return;
-	fprintf(stderr, "line %d: not so: %s (errno: %s)\n", line, what, strerror(errno));
-	exit(1);
-}
 
 static const char *address;
 static struct rdma_event_channel *events;
@@ -162,21 +148,9 @@ static int post(struct ibv_qp *qp, uint64_t number, enum ibv_wr_opcode opcode, u
 	return ibv_post_send(qp, &request, &bad);
 }
 
-static struct ibv_wc next(struct ibv_cq *queue)
-{
-	time_t end = time(NULL) + PATIENCE;
-	struct ibv_wc found;
-	int count;
-
-	while ((count = ibv_poll_cq(queue, 1, &found)) == 0 && time(NULL) < end)
-		;
-	check(count == 1);
-	return found;
-}
-
 static void flushed(struct ibv_cq *queue, uint64_t number)
 {
-	struct ibv_wc found = next(queue);
+	struct ibv_wc found = next_of(queue);
 
 	check(found.wr_id == number && found.status == IBV_WC_WR_FLUSH_ERR);
 }
@@ -215,8 +189,8 @@ static void one_message(void)
 {
 	check(receive(server->qp, 30) == 0);
 	check(post(client->qp, 31, IBV_WR_SEND, 8) == 0);
-	check(next(sent).status == IBV_WC_SUCCESS);
-	check(next(received).status == IBV_WC_SUCCESS);
+	check(next_of(sent).status == IBV_WC_SUCCESS);
+	check(next_of(received).status == IBV_WC_SUCCESS);
 }
 
 /* A queue pair that was never connected is flushed at its move to ERR, and is like new when it was reset. */
@@ -303,7 +277,7 @@ static void fence(void)
 		check(attributes(server->qp).qp_access_flags == all);
 		for (int kind = 0; kind < 3; kind++) {
 			check(post(client->qp, kind, kinds[kind].opcode, kinds[kind].length) == 0);
-			check(next(sent).status == IBV_WC_SUCCESS);
+			check(next_of(sent).status == IBV_WC_SUCCESS);
 		}
 		check(ibv_modify_qp(server->qp, &wanted, IBV_QP_ACCESS_FLAGS) == 0);
 		check(attributes(server->qp).qp_access_flags == wanted.qp_access_flags);
@@ -311,13 +285,13 @@ static void fence(void)
 			if (kind == without)
 				continue;
 			check(post(client->qp, kind, kinds[kind].opcode, kinds[kind].length) == 0);
-			check(next(sent).status == IBV_WC_SUCCESS);
+			check(next_of(sent).status == IBV_WC_SUCCESS);
 		}
 		memset(room + 1024, 7, 8);
 		memset(room, 1, 8);
 		check(post(client->qp, 9, kinds[without].opcode, kinds[without].length) == 0);
 		/* A Write has completed as soon as TCP has it. */
-		check(next(sent).status == IBV_WC_REM_ACCESS_ERR || without == 0);
+		check(next_of(sent).status == IBV_WC_REM_ACCESS_ERR || without == 0);
 		event(RDMA_CM_EVENT_DISCONNECTED, NULL);
 		event(RDMA_CM_EVENT_DISCONNECTED, NULL);
 		check(room[1024] == 7 && room[1031] == 7 && room[0] == 1);
@@ -401,15 +375,15 @@ static void length(void)
 	for (int which = 0; which < 4; which++) {
 		check(receive(server->qp, which) == 0);
 		check(post(client->qp, 9, IBV_WR_RDMA_WRITE_WITH_IMM, lengths[which]) == 0);
-		found = next(received);
+		found = next_of(received);
 		check(found.wr_id == (uint64_t)which && found.status == IBV_WC_SUCCESS);
 		check(found.opcode == IBV_WC_RECV_RDMA_WITH_IMM && found.byte_len == lengths[which]);
 		check((found.wc_flags & IBV_WC_WITH_IMM) && found.imm_data == htonl(0x01020304));
-		check(next(sent).status == IBV_WC_SUCCESS);
+		check(next_of(sent).status == IBV_WC_SUCCESS);
 	}
 	check(receive(server->qp, 5) == 0);
 	check(post(client->qp, 9, IBV_WR_SEND_WITH_IMM, 0) == 0);
-	found = next(received);
+	found = next_of(received);
 	check(found.opcode == IBV_WC_RECV && found.byte_len == 0 && found.imm_data == htonl(0x01020304));
 	check(post(client->qp, 9, IBV_WR_RDMA_WRITE_WITH_IMM, 1u << 31) == EINVAL);
 	/* rdma_cm has agreed on no immediate data beside octets. */
@@ -427,7 +401,7 @@ static void reads(void)
 	memset(room, 1, 8);
 	memset(room + 1024, 2, 8);
 	check(post(client->qp, 1, IBV_WR_RDMA_READ, 8) == 0);
-	check(next(sent).status != IBV_WC_SUCCESS && room[0] == 1);
+	check(next_of(sent).status != IBV_WC_SUCCESS && room[0] == 1);
 }
 
 /* The place of a receive is free when its completion is there. */
@@ -440,13 +414,13 @@ static void places(void)
 		for (int number = 0; number < PLACES; number++)
 			check(post(client->qp, number, IBV_WR_SEND, 16) == 0);
 		for (int number = 0; number < PLACES; number++) {
-			struct ibv_wc found = next(received);
+			struct ibv_wc found = next_of(received);
 
 			check(found.status == IBV_WC_SUCCESS);
 			check(receive(server->qp, found.wr_id) == 0);
 		}
 		for (int number = 0; number < PLACES; number++)
-			check(next(sent).status == IBV_WC_SUCCESS);
+			check(next_of(sent).status == IBV_WC_SUCCESS);
 	}
 }
 

@@ -14,6 +14,8 @@ use uwarp_netns::Namespace;
 
 /// How long a program may take. Hung programs are killed, and fail their test.
 const LIMIT: Duration = Duration::from_secs(60);
+/// The same for a program that waits for time limits, or on a bad network.
+pub const LONG: Duration = Duration::from_secs(300);
 /// The address of all programs on the switch. The namespace's own network has it, too, as programs expect that use
 /// both.
 pub const ADDRESS: &str = "10.9.0.1";
@@ -44,6 +46,9 @@ pub fn binaries() -> PathBuf {
     let test = std::env::current_exe().expect("the test knows its file");
     test.ancestors().nth(2).expect("target/PROFILE/deps/TEST").to_owned()
 }
+
+/// Has a program see a device of RoCE.
+pub const ROCE: (&str, &str) = ("UWARP_DEVICE", "roce");
 
 /// The switch's arguments if its addresses are fixed.
 const OWN: [&str; 4] = ["--address", "10.9.0.1/24", "--address", "fd00:9::1/64"];
@@ -263,6 +268,32 @@ impl Host {
         self.prepare(&mut command);
         command.envs(variables.iter().copied());
         Running::start(command)
+    }
+
+    /// Compiles one of our own programs in C (`c/`), against Debian's headers.
+    ///
+    /// # Panics
+    /// If the compiler complains.
+    #[track_caller]
+    pub fn compile(&self, name: &str) -> String {
+        let program = self.directory().join(name);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(name).with_extension("c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).args([&program, &source]);
+        let compiled = compiler.args(["-lrdmacm", "-libverbs", "-lpthread"]).output().expect("a compiler");
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        program.to_str().expect("a path").to_owned()
+    }
+
+    /// Compiles one of our own programs in C, and runs these tests of it one after the other.
+    #[track_caller]
+    pub fn run_tests(&self, variables: &[(&str, &str)], name: &str, tests: &[&str], arguments: &[&str]) {
+        let program = self.compile(name);
+        for test in tests {
+            let words = [&[program.as_str(), test], arguments].concat();
+            let Ended { status, output } = self.start_with(variables, &words).wait_within(LONG);
+            assert!(status.success(), "{test}: {status}\n{output}");
+        }
     }
 
     /// One of uwarp's own tools.

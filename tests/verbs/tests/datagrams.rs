@@ -2,38 +2,23 @@
 //! that lie.
 
 use std::net::IpAddr;
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use uwarp::{
     Access, Completion, CompletionQueue, Config, Context, DatagramPath, MemoryRegion, QueuePair, QueuePairOptions,
     ReceiveRequest, SendRequest,
 };
-use uwarp_verbs_tests::{ADDRESS, Ended, Host};
+use uwarp_verbs_tests::{ADDRESS, Ended, Host, LONG, ROCE};
 
-/// Has a program see a device of RoCE.
-const ROCE: [(&str, &str); 1] = [("UWARP_DEVICE", "roce")];
-const LIMIT: Duration = Duration::from_secs(300);
 /// Where perftest and rdma-core's programs listen on the kernel's TCP, to exchange the numbers of queue pairs.
 const PORT: u16 = 18_515;
 
 #[test]
 fn semantics_of_datagrams() {
     let host = Host::new("datagrams");
-    let program = host.directory().join("datagrams");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/datagrams.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).args([&program, &source]).arg("-libverbs");
-    let compiled = compiler.output().expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let program = program.to_str().expect("a path");
-    for test in
-        ["masks", "messages", "builder", "keys", "lost", "lengths", "shared", "events", "flush", "wrong", "processes"]
-    {
-        let Ended { status, output } = host.start_with(&ROCE, &[program, test]).wait_within(LIMIT);
-        assert!(status.success(), "{test}: {status}\n{output}");
-    }
+    let tests =
+        ["masks", "messages", "builder", "keys", "lost", "lengths", "shared", "events", "flush", "wrong", "processes"];
+    host.run_tests(&[ROCE], "datagrams", &tests, &[]);
 }
 
 #[test]
@@ -47,10 +32,10 @@ fn stock_programs() {
         &["ib_send_bw", "-c", "UD", "-n", "200"],
         &["ib_send_bw", "-c", "UD", "-n", "100", "-q", "2", "-e"],
     ] {
-        let server = host.start_with(&ROCE, words);
+        let server = host.start_with(&[ROCE], words);
         let server = Host::wait_until(server, words, |server| Host::listens_on_kernels(server, PORT));
         let client: Vec<&str> = words.iter().copied().chain([ADDRESS]).collect();
-        let Ended { status, output } = host.start_with(&ROCE, &client).wait_within(LIMIT);
+        let Ended { status, output } = host.start_with(&[ROCE], &client).wait_within(LONG);
         assert!(status.success(), "{client:?}: {status}\n{output}\nServer:\n{}", server.printed());
         server.wait().succeeded();
     }

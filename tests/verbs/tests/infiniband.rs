@@ -1,31 +1,11 @@
 //! What programs of InfiniBand expect of queue pairs that they connect themselves, by a program of our own in C
 //! (`c/infiniband.c`) on a device of RoCE.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
-
-use uwarp_verbs_tests::{Ended, Host};
-
-/// Has a program see a device of RoCE.
-const ROCE: [(&str, &str); 1] = [("UWARP_DEVICE", "roce")];
-const LIMIT: Duration = Duration::from_secs(300);
+use uwarp_verbs_tests::{Host, ROCE};
 
 /// Runs tests of the program, with `faults` on the network.
 fn run(name: &str, tests: &[&str], faults: &str) {
-    let host = Host::new(name);
-    let program = host.directory().join("infiniband");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/infiniband.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).args([&program, &source]).arg("-libverbs");
-    let compiled = compiler.output().expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let program = program.to_str().expect("a path");
-    let variables = [ROCE[0], ("UWARP_FAULTS", faults)];
-    for test in tests {
-        let Ended { status, output } = host.start_with(&variables, &[program, test]).wait_within(LIMIT);
-        assert!(status.success(), "{test}: {status}\n{output}");
-    }
+    Host::new(name).run_tests(&[ROCE, ("UWARP_FAULTS", faults)], "infiniband", tests, &[]);
 }
 
 #[test]

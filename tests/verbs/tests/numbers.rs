@@ -1,23 +1,12 @@
 //! Numbers that the device promises, and descriptors, by a program of our own in C (`c/numbers.c`).
 
-use std::path::Path;
-use std::process::Command;
-
 use uwarp_verbs_tests::{ADDRESS, Host};
 
 #[track_caller]
 fn numbers(purpose: &str, test: &str) {
     let host = Host::new(purpose);
-    let program = host.directory().join("numbers");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/numbers.c");
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-        .args([&program, &source])
-        .args(["-lrdmacm", "-libverbs"])
-        .output()
-        .expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let ended = host.run(&[program.to_str().expect("a path"), test, ADDRESS]);
+    let program = host.compile("numbers");
+    let ended = host.run(&[&program, test, ADDRESS]);
     assert!(ended.succeeded().contains(&format!("{test}: right")), "{}", ended.output);
 }
 

@@ -1,25 +1,13 @@
 //! What no packaged program does, by a program of our own in C (`c/operations.c`), compiled against Debian's headers.
 
-use std::path::Path;
-use std::process::Command;
-
 use uwarp_verbs_tests::{ADDRESS, Host};
 
 /// Both ends of one of the program's tests.
 #[track_caller]
 fn both_ends(purpose: &str, test: &str) {
     let host = Host::new(purpose);
-    let program = host.directory().join("operations");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/operations.c");
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-        .args([&program, &source])
-        .args(["-lrdmacm", "-libverbs", "-lpthread"])
-        .output()
-        .expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let program = program.to_str().expect("a path");
-    let (server, client) = host.pair(&[program, test, "server", ADDRESS], &[program, test, "client", ADDRESS]);
+    let program = host.compile("operations");
+    let (server, client) = host.pair(&[&program, test, "server", ADDRESS], &[&program, test, "client", ADDRESS]);
     for printed in [server, client] {
         assert!(printed.contains(&format!("{test}: right")), "{printed}");
     }

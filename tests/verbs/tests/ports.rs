@@ -1,29 +1,12 @@
 //! TCP ports of identifiers, by a program of our own in C (`c/ports.c`), compiled against Debian's headers.
 
-use std::path::Path;
-use std::process::Command;
-
 use uwarp_verbs_tests::{ADDRESS, ADDRESS6, Host};
-
-#[track_caller]
-fn compiled(host: &Host) -> String {
-    let program = host.directory().join("ports");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/ports.c");
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-        .args([&program, &source])
-        .args(["-lrdmacm", "-libverbs"])
-        .output()
-        .expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    program.to_str().expect("a path").to_owned()
-}
 
 /// So many connections, one behind the other.
 #[track_caller]
 fn in_a_row(purpose: &str, address: &str, kind: &str, count: u32) {
     let host = Host::new(purpose);
-    let (program, count) = (compiled(&host), count.to_string());
+    let (program, count) = (host.compile("ports"), count.to_string());
     let (server, client) = host.pair(&[&program, "server", address, &count], &[&program, kind, address, &count]);
     assert!(server.contains("server: right") && client.contains(&format!("{kind}: right")), "{server}\n{client}");
 }
@@ -43,14 +26,14 @@ fn connections_in_a_row_from_free_ports_that_are_bound_use_them_again() {
 #[test]
 fn hundreds_of_free_ports_are_bound_at_once() {
     let host = Host::new("port-many");
-    let program = compiled(&host);
+    let program = host.compile("ports");
     assert!(host.run(&[&program, "many", ADDRESS, "900"]).succeeded().contains("many: right"));
 }
 
 #[test]
 fn each_address_has_a_listener_of_its_own_on_one_port_also_in_two_processes() {
     let host = Host::new("port-each");
-    let program = compiled(&host);
+    let program = host.compile("ports");
     let words = [&program, "addresses", ADDRESS, ADDRESS6];
     let mut first = host.start(&words);
     first = Host::wait_until(first, &words, |first| first.printed().contains("at the first address"));

@@ -2,26 +2,21 @@
 //! own in C (`c/roce.c`).
 
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use uwarp::{Config, ConnectError, ConnectOptions, Context, Error, QueuePairOptions, ReadyToReceiveKinds};
-use uwarp_verbs_tests::{ADDRESS, Ended, Host};
+use uwarp_verbs_tests::{ADDRESS, Ended, Host, LONG, ROCE};
 
-/// Has a program see a device of RoCE.
-const ROCE: [(&str, &str); 1] = [("UWARP_DEVICE", "roce")];
-const LIMIT: Duration = Duration::from_secs(300);
 /// Where perftest and rdma-core's programs listen on the kernel's TCP, to exchange the numbers of queue pairs.
 const PORT: u16 = 18_515;
 
 /// A program with both ends: the client has the server's address behind the same arguments.
 #[track_caller]
 fn both(host: &Host, words: &[&str]) -> (String, String) {
-    let server = host.start_with(&ROCE, words);
+    let server = host.start_with(&[ROCE], words);
     let server = Host::wait_until(server, words, |server| Host::listens_on_kernels(server, PORT));
     let client: Vec<&str> = words.iter().copied().chain([ADDRESS]).collect();
-    let Ended { status, output } = host.start_with(&ROCE, &client).wait_within(LIMIT);
+    let Ended { status, output } = host.start_with(&[ROCE], &client).wait_within(LONG);
     assert!(status.success(), "{client:?}: {status}\n{output}\nServer:\n{}", server.printed());
     (server.wait().succeeded().to_owned(), output)
 }
@@ -29,19 +24,9 @@ fn both(host: &Host, words: &[&str]) -> (String, String) {
 #[test]
 fn semantics_of_infiniband() {
     let host = Host::new("roce");
-    let program = host.directory().join("roce");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/roce.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"]).args([&program, &source]).arg("-libverbs");
-    let compiled = compiler.output().expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let program = program.to_str().expect("a path");
-    for test in
-        ["device", "masks", "posts", "pair", "contexts", "itself", "early", "reset", "nobody", "gone", "nothing"]
-    {
-        let Ended { status, output } = host.start_with(&ROCE, &[program, test]).wait_within(LIMIT);
-        assert!(status.success(), "{test}: {status}\n{output}");
-    }
+    let tests =
+        ["device", "masks", "posts", "pair", "contexts", "itself", "early", "reset", "nobody", "gone", "nothing"];
+    host.run_tests(&[ROCE], "roce", &tests, &[]);
 }
 
 #[test]
@@ -82,9 +67,9 @@ fn rc_tests_of_qperf_by_the_lid_alone() {
     let host = Host::new("roce-qperf");
     let words = ["qperf"];
     let _server =
-        Host::wait_until(host.start_with(&ROCE, &words), &words, |server| Host::listens_on_kernels(server, 19_765));
+        Host::wait_until(host.start_with(&[ROCE], &words), &words, |server| Host::listens_on_kernels(server, 19_765));
     for test in ["rc_lat", "rc_bw", "rc_rdma_write_lat", "rc_rdma_read_bw", "rc_fetch_add_mr", "ver_rc_compare_swap"] {
-        let ended = host.start_with(&ROCE, &["qperf", "-t", "1", ADDRESS, test]).wait();
+        let ended = host.start_with(&[ROCE], &["qperf", "-t", "1", ADDRESS, test]).wait();
         assert!(ended.status.success() && ended.output.contains(" = "), "{test}: {}", ended.output);
     }
 }
@@ -106,7 +91,7 @@ fn rdma_cm_connects_both_shapes() {
     let host = Host::new("roce-cm");
     let server = ["rping", "-s", "-V", "-C", "20"];
     let client = ["rping", "-c", "-a", ADDRESS, "-V", "-C", "20"];
-    let shapes = [&ROCE[..], &[]];
+    let shapes = [&[ROCE][..], &[]];
     for (of_server, of_client) in [(0, 0), (0, 1), (1, 0)] {
         let running = host.start_with(shapes[of_server], &server);
         // A device of RoCE listens for queue pairs, too, once there are some.
@@ -126,7 +111,7 @@ fn hello(from: u32, to: u32) -> Vec<u8> {
 fn a_program_cannot_claim_a_queue_pair_of_another_one() {
     let host = Host::new("roce-claim");
     let words = ["stdbuf", "-oL", "ibv_rc_pingpong", "-g", "0"];
-    let server = Host::wait_until(host.start_with(&ROCE, &words), &words, |server| server.printed().contains("QPN"));
+    let server = Host::wait_until(host.start_with(&[ROCE], &words), &words, |server| server.printed().contains("QPN"));
     let printed = server.printed();
     let number = printed.split_once("QPN 0x").and_then(|(_, rest)| rest.get(..6)).expect("its number");
     let number = u32::from_str_radix(number, 16).expect("a number in hexadecimal");

@@ -1,8 +1,5 @@
 //! Programs whose signals' handlers end them, by a program of our own in C (`c/signals.c`).
 
-use std::path::Path;
-use std::process::Command;
-
 use uwarp_verbs_tests::{ADDRESS, Host};
 
 /// The number behind this word in what a program printed.
@@ -16,17 +13,8 @@ fn number(printed: &str, word: &str) -> u64 {
 #[track_caller]
 fn loses_nothing(purpose: &str, stack: &str) {
     let host = Host::new(purpose);
-    let program = host.directory().join("signals");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/signals.c");
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"])
-        .args([&program, &source])
-        .args(["-lrdmacm", "-libverbs"])
-        .output()
-        .expect("a compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let program = program.to_str().expect("a path");
-    let (server, client) = host.pair(&[program, "server", ADDRESS], &[program, "client", ADDRESS, stack]);
+    let program = host.compile("signals");
+    let (server, client) = host.pair(&[&program, "server", ADDRESS], &[&program, "client", ADDRESS, stack]);
     let (received, completed) = (number(&server, "received"), number(&client, "completed"));
     assert!(completed > 0 && received >= completed, "{received} received of {completed} that had completed");
 }
