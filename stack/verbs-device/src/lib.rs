@@ -15,6 +15,9 @@ pub const DEFAULT_NAME: &str = "uwarp0";
 pub const NAME_VARIABLE: &str = "UWARP_DEVICE_NAME";
 /// The name of its character device in `/dev/infiniband`, as the kernel numbers them. UCX asks for the file.
 pub const NODE: &str = "uverbs0";
+/// Environment variable with a folder that has the device's files, each below its own path: the preloaded library of
+/// `uwarp-run` reads it.
+pub const FILES_VARIABLE: &str = "UWARP_DEVICE_FILES";
 /// Environment variable that names a [`Shape`].
 pub const SHAPE_VARIABLE: &str = "UWARP_DEVICE";
 /// The vendor: not one that programs know, and not zero.

@@ -1,5 +1,5 @@
 //! The files of the device, by which programs find it that do not ask the library for everything: `uwarp-run` shows
-//! them in namespaces of the program's, or makes the character device alone.
+//! them in namespaces of the program's, or leads the program to them by a preloaded library.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -132,49 +132,78 @@ fn programs_of_a_user_that_run_at_once_share_their_namespaces() {
     assert!(iwarp.len() == 1 && iwarp[0] != roce[0], "it sees other files: {}", ended.output);
 }
 
-/// As in a container of Docker's: there are no namespaces, and neither is there a right to make devices.
-#[test]
-fn where_namespaces_are_refused_the_program_runs_and_the_reason_is_said() {
-    let host = Host::new("files-refused");
-    let run = binaries().join("uwarp-run");
-    // The limit is that of the user namespace that is made here, and of nobody else.
-    let refuse = format!(
-        "echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all {}",
-        run.to_str().expect("a path")
-    );
-    let refused = |options: &str| {
-        let script = format!("{refuse} {options} echo it runs");
-        host.run(&["unshare", "--user", "--map-root-user", "sh", "-ec", &script]).succeeded().to_owned()
-    };
-    let said = refused("--roce");
-    assert!(said.ends_with("it runs\n") && said.lines().count() == 2, "{said}");
-    for part in ["/dev/infiniband/uverbs0", "no user namespace", "--device /dev/null:", "--no-sysfs"] {
-        assert!(said.contains(part), "{said}");
-    }
-    assert_eq!(refused("--roce --no-sysfs"), "it runs\n");
-    assert_eq!(refused("--iwarp"), "it runs\n");
+/// A program's words behind those that refuse it namespaces, as a container of Docker's does (`c/refuse.c`).
+#[track_caller]
+fn refused(host: &Host, options: &[&str], words: &[&str]) -> String {
+    let (refuse, run) = (host.compile("refuse"), binaries().join("uwarp-run"));
+    let front = [&refuse, run.to_str().expect("a path"), "--roce"];
+    host.run(&[&front[..], options, words].concat()).succeeded().to_owned()
 }
 
-/// A folder that is a root of its own, with an own /dev, as a container has it.
 #[test]
-fn where_namespaces_are_refused_the_character_device_is_made_if_that_is_allowed() {
-    let host = Host::new("files-node");
-    let root = host.directory().join("root");
-    std::fs::create_dir(&root).expect("the directory is ours");
-    let (root, run) = (root.to_str().expect("a path"), binaries().join("uwarp-run"));
-    let run = run.to_str().expect("a path");
-    // The kernel gives no user namespace to a process with another root.
-    let enter = format!(
-        "mount --rbind / {root} && mount -t tmpfs tmpfs {root}/dev && mknod -m 666 {root}/dev/null c 1 3 || exit 77
-         exec chroot {root} setpriv --bounding-set -sys_admin --inh-caps -sys_admin {run} --roce -v sh -ec '{HAS_NODE}
-         test ! -e /sys/class/infiniband/uwarp0; {run} --roce -v true'"
-    );
-    let ended = host.run(&["unshare", "--mount", "sh", "-c", &enter]);
-    if ended.status.code() == Some(77) {
-        return uwarp_notes::skipped("no character device was made: that needs root outside of a user namespace");
+fn where_namespaces_are_refused_a_preloaded_library_shows_the_files() {
+    let host = Host::of_ordinary_user("files-refused");
+    let said = refused(&host, &["-v"], &["sh", "-ec", &format!("{HAS_NODE}; cat {PORT}/state {PORT}/gids/1")]);
+    let (way, files) = said.split_once('\n').expect("lines");
+    assert!(way.contains("by a preloaded library, since there are no namespaces") && way.contains("not permitted"));
+    assert_eq!(files, "4: ACTIVE\nfd00:0009:0000:0000:0000:0000:0000:0001\n");
+    assert_eq!(refused(&host, &[], &["sh", "-ec", "ls -d /sys/class/infiniband/*"]), "/sys/class/infiniband/uwarp0\n");
+    // The files that programs see are those of the moment, and programs that see the same share them.
+    let folders = || {
+        let entries = std::fs::read_dir(host.directory().join(".local/state/uwarp")).expect("uwarp-run has made it");
+        entries.filter(|entry| entry.as_ref().is_ok_and(|entry| entry.path().is_dir())).count()
+    };
+    assert_eq!(folders(), 1);
+    assert!(refused(&host, &["--device-name", "rxe_1"], &["ls", "/sys/class/infiniband"]).contains("rxe_1"));
+    assert_eq!(folders(), 2);
+    // One inside of another one finds them there.
+    let run = binaries().join("uwarp-run");
+    let said = refused(&host, &[], &[run.to_str().expect("a path"), "--roce", "-v", "sh", "-ec", HAS_NODE]);
+    assert!(said.contains("are shown already"), "{said}");
+    for options in [&["--no-sysfs"][..], &["--iwarp"]] {
+        let words = [options, &["sh", "-c", "ls -d /sys/class/infiniband /dev/infiniband 2>&1; env"]].concat();
+        let said = host.run(&[&[host.compile("refuse").as_str(), run.to_str().expect("a path")], &words[..]].concat());
+        let said = said.succeeded();
+        assert!(!said.contains("uwarp_files") && said.contains("'/dev/infiniband': No such file"), "{said}");
     }
-    let said = ended.succeeded();
-    assert!(said.contains("has made /dev/infiniband/uverbs0") && said.contains("uverbs0 is there, and no"), "{said}");
+}
+
+#[test]
+fn a_preloaded_library_shows_the_same_to_every_function_that_takes_a_path() {
+    let host = Host::of_ordinary_user("files-functions");
+    let program = host.compile("files");
+    refused(&host, &[], &[&program, "shown"]);
+    refused(&host, &[], &[&program, "others"]);
+    // Namespaces show the same.
+    uwarp_run(&host, &["--roce", &program, "shown"]).succeeded();
+    uwarp_run(&host, &["--roce", &program, "others"]).succeeded();
+}
+
+#[test]
+fn stock_programs_find_the_device_where_namespaces_are_refused() {
+    let host = Host::of_ordinary_user("files-refused-stock");
+    let said = refused(&host, &[], &["ibstat"]);
+    for part in ["CA 'uwarp0'", "State: Active", "Link layer: Ethernet"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(refused(&host, &[], &["ibv_devinfo", "-v"]).contains("PORT_ACTIVE"));
+    let said = refused(&host, &[], &["ucx_info", "-d"]);
+    assert!(said.contains("Transport: rc_verbs") && said.contains("Device: uwarp0:1"), "{said}");
+    assert!(!refused(&host, &["--no-sysfs"], &["ucx_info", "-d"]).contains("uwarp0:1"), "UCX finds it without files");
+}
+
+/// The loader takes spaces for the ends of names.
+#[test]
+fn where_nothing_can_be_preloaded_either_the_program_runs_and_the_reason_is_said() {
+    let host = Host::of_ordinary_user("files-nothing");
+    let libraries = host.directory().join("with space");
+    std::os::unix::fs::symlink(uwarp_verbs_tests::libraries(), &libraries).expect("the directory is ours");
+    let options = ["--library-dir", libraries.to_str().expect("a path")];
+    let said = refused(&host, &options, &["echo", "it runs"]);
+    assert!(said.ends_with("it runs\n") && said.lines().count() == 2, "{said}");
+    for part in ["/dev/infiniband/uverbs0", "no user namespace", "with a space", "--device /dev/null:", "--no-sysfs"] {
+        assert!(said.contains(part), "{said}");
+    }
 }
 
 #[test]

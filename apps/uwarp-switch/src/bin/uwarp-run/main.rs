@@ -16,9 +16,12 @@ use uwarp::Config;
 use uwarp::switch::{CONFIG_VARIABLE, SWITCH_VARIABLE};
 use uwarp_app::output::{complain, printable_lines};
 use uwarp_app::usage;
-use uwarp_verbs_device::{DEFAULT_NAME, NAME_VARIABLE, NODE, NODES, SHAPE_VARIABLE, Shape, checked_name};
+use uwarp_verbs_device::{
+    DEFAULT_NAME, FILES_VARIABLE, NAME_VARIABLE, NODE, NODES, SHAPE_VARIABLE, Shape, checked_name,
+};
 
 use program::Program;
+use shown::Way;
 
 /// The libraries that take the place of rdma-core's.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
@@ -61,7 +64,7 @@ struct Arguments {
     device_name: String,
 
     /// Shows the program no files of the device. Else, a device of RoCE is found in /sys/class/infiniband and
-    /// /dev/infiniband, too, where the system lets an ordinary user have namespaces
+    /// /dev/infiniband, too: in namespaces, or by a preloaded library where the system refuses those
     #[arg(long)]
     no_sysfs: bool,
 
@@ -98,23 +101,34 @@ impl Arguments {
     }
 
     /// Has the program see the files of its device, if that is wanted.
-    fn show_files(&self, config: Option<Config>) {
+    fn show_files(&self, config: Option<Config>, libraries: &Libraries, command: &mut Command) {
         let shape = self.shape();
-        let said = if self.no_sysfs || shape == Shape::Iwarp && !self.sysfs {
-            Ok("shows no files of the device, since none are asked for".to_owned())
-        } else {
-            let config = config.map_or_else(|| Config::from_environment().map_err(anyhow::Error::from), Ok);
-            config.and_then(|config| shown::show(self.device_name.clone(), shape, config)).map(|way| way.to_string())
-        };
-        match said {
-            Ok(way) if self.verbose => complain(format_args!("uwarp-run: {way}")),
-            Ok(_) => (),
+        if self.no_sysfs || shape == Shape::Iwarp && !self.sysfs {
+            return self.tell("shows no files of the device, since none are asked for");
+        }
+        let config = config.map_or_else(|| Config::from_environment().map_err(anyhow::Error::from), Ok);
+        let obstacle = libraries.obstacle_to_files();
+        match config.and_then(|config| shown::show(self.device_name.clone(), shape, config, obstacle)) {
+            Ok(way) => {
+                self.tell(&way.to_string());
+                if let Way::Preloaded { folder, .. } = way {
+                    let all = LIBRARIES.into_iter().chain([shown::LIBRARY]);
+                    command.env(PRELOAD, libraries.preloaded(all)).env(FILES_VARIABLE, folder);
+                }
+            }
             Err(error) => complain(format_args!(
                 "uwarp-run: a program that looks for {NODES}/{NODE}, as UCX does, will not find it ({}). Start \
                  the container with --device /dev/null:{NODES}/{NODE}, or add --no-sysfs if the program does \
                  without",
                 printable_lines(&format!("{error:#}"))
             )),
+        }
+    }
+
+    /// Says what happens, if the user wants to know.
+    fn tell(&self, way: &str) {
+        if self.verbose {
+            complain(format_args!("uwarp-run: {way}"));
         }
     }
 }
@@ -130,13 +144,16 @@ fn main() -> ExitCode {
         }
         let own = std::env::current_exe().context("cannot find this program's own file")?;
         let own = own.parent().unwrap_or(Path::new("/"));
-        let libraries = library_directory(arguments.library_dir.clone(), own)?;
+        let directory = library_directory(arguments.library_dir.clone(), own)?;
         let (name, words) = arguments.program.split_first().ok_or_else(|| usage("name a program"))?;
         let program = program::inspect(name)?;
         let mut command = Command::new(name);
-        command.args(words).env(LIBRARY_PATH, in_front(LIBRARY_PATH, &libraries)?);
-        if let Some(preload) = preload(&libraries, &program, name)? {
-            command.env(PRELOAD, preload);
+        command.args(words).env(LIBRARY_PATH, in_front(LIBRARY_PATH, &directory)?);
+        let libraries = Libraries::new(directory, &program);
+        match libraries.obstacle {
+            None => _ = command.env(PRELOAD, libraries.preloaded(LIBRARIES)),
+            Some(obstacle) if program.has_path => return Err(out_of_reach(name, obstacle)),
+            Some(_) => (),
         }
         for (is_it, shape) in [(arguments.roce, "roce"), (arguments.iwarp, "iwarp")] {
             if is_it {
@@ -153,7 +170,7 @@ fn main() -> ExitCode {
             command.env(SWITCH_VARIABLE, socket);
         }
         // Last: another user's switch is named by its user, whom a user namespace would not know.
-        arguments.show_files(on_switch);
+        arguments.show_files(on_switch, &libraries, &mut command);
         // Returns only if there is no such program.
         Err(anyhow!("{} cannot be run: {}", Path::new(name).display(), command.exec()))
     })
@@ -195,31 +212,49 @@ fn in_front(variable: &str, libraries: &Path) -> anyhow::Result<OsString> {
     Ok(path)
 }
 
-/// The libraries, behind what the user preloads. `None` if the program has to find them by the path alone.
-///
-/// # Errors
-/// It would not.
-fn preload(libraries: &Path, program: &Program, name: &OsStr) -> anyhow::Result<Option<OsString>> {
-    let obstacle = if program.is_sanitized {
-        "AddressSanitizer's library has to come first (link it statically)"
-    } else if libraries.as_os_str().as_bytes().contains(&b' ') {
-        "LD_PRELOAD cannot name a directory with a space (move uwarp's libraries)"
-    } else {
+/// Uwarp's libraries, for one program.
+struct Libraries {
+    directory: PathBuf,
+    /// Why they cannot be preloaded, if they cannot. The program then has to find them by the path.
+    obstacle: Option<&'static str>,
+}
+
+impl Libraries {
+    fn new(directory: PathBuf, program: &Program) -> Libraries {
+        let obstacle = if program.is_sanitized {
+            Some("AddressSanitizer's library has to come first (link it statically)")
+        } else if directory.as_os_str().as_bytes().contains(&b' ') {
+            Some("LD_PRELOAD cannot name a directory with a space (move uwarp's libraries)")
+        } else {
+            None
+        };
+        Libraries { directory, obstacle }
+    }
+
+    /// Why the program cannot be led to files.
+    fn obstacle_to_files(&self) -> Option<&'static str> {
+        let is_there = self.directory.join(shown::LIBRARY).is_file();
+        self.obstacle.or((!is_there).then_some("libuwarp_files.so is not beside the other libraries"))
+    }
+
+    /// These libraries, behind what the user preloads.
+    fn preloaded<'name>(&self, names: impl IntoIterator<Item = &'name str>) -> OsString {
         let mut list = std::env::var_os(PRELOAD).unwrap_or_default();
-        for library in LIBRARIES {
+        for name in names {
             if !list.is_empty() {
                 list.push(":");
             }
-            list.push(libraries.join(library));
+            list.push(self.directory.join(name));
         }
-        return Ok(Some(list));
-    };
-    if program.has_path {
-        let name = Path::new(name).display();
-        return Err(usage(format!(
-            "{name} would run without RDMA: it looks for libraries in its own DT_RPATH first, and they cannot be \
-             preloaded, as {obstacle}. Or link {name} with -Wl,--enable-new-dtags"
-        )));
+        list
     }
-    Ok(None)
+}
+
+/// A program that would take other libraries.
+fn out_of_reach(name: &OsStr, obstacle: &str) -> anyhow::Error {
+    let name = Path::new(name).display();
+    usage(format!(
+        "{name} would run without RDMA: it looks for libraries in its own DT_RPATH first, and they cannot be \
+         preloaded, as {obstacle}. Or link {name} with -Wl,--enable-new-dtags"
+    ))
 }

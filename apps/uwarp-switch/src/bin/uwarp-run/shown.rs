@@ -4,13 +4,11 @@
 mod files;
 mod mounts;
 mod namespace;
+mod preloaded;
 mod shared;
 
-use anyhow::{Context as _, bail};
-use rustix::fs::{CWD, FileType, Mode, RawMode, chmod, makedev, mknodat};
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use anyhow::{anyhow, bail};
+use std::path::{Path, PathBuf};
 use uwarp::config::EngineMode;
 use uwarp::{Config, Context};
 use uwarp_verbs_device::{DEVICE_CLASS, Face, NODE, NODES, Shape};
@@ -18,9 +16,10 @@ use uwarp_verbs_device::{DEVICE_CLASS, Face, NODE, NODES, Shape};
 use files::{has_node, is_shown};
 
 pub(crate) use namespace::{MAKER, serve};
+pub(crate) use preloaded::LIBRARY;
 
 /// How a program gets to see the files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Way {
     /// It sees them already.
     Present,
@@ -30,10 +29,15 @@ pub(crate) enum Way {
     Namespaces,
     /// It has the namespaces of another program.
     Shared,
+    /// A preloaded library has to lead it to a folder that has them.
+    Preloaded {
+        /// The folder.
+        folder: PathBuf,
+        /// Why there are no namespaces.
+        refused: anyhow::Error,
+    },
     /// Only the character device is there, which somebody has made before.
     NodeFound,
-    /// Only the character device is there, which was made now.
-    NodeMade,
 }
 
 impl std::fmt::Display for Way {
@@ -48,18 +52,21 @@ impl std::fmt::Display for Way {
             Way::Shared => {
                 write!(formatter, "shows {folder} and {node}, in the namespaces of another program of the user's")
             }
+            Way::Preloaded { refused, .. } => {
+                write!(formatter, "shows {folder} and {node} by a preloaded library, since there are no namespaces: ")?;
+                write!(formatter, "{refused:#}")
+            }
             Way::NodeFound => write!(formatter, "{node} is there, and no {folder}"),
-            Way::NodeMade => write!(formatter, "has made {node}, which stays, and shows no {folder}"),
         }
     }
 }
 
 /// Has the program that this process becomes see the device's files, for as long as it and its children run. They
-/// describe this moment.
+/// describe this moment. `obstacle` is why the program cannot be given a preloaded library, if it cannot.
 ///
 /// # Errors
 /// It will not, with the reasons.
-pub(crate) fn show(name: String, shape: Shape, config: Config) -> anyhow::Result<Way> {
+pub(crate) fn show(name: String, shape: Shape, config: Config, obstacle: Option<&str>) -> anyhow::Result<Way> {
     let folder = config.switch.as_ref().and_then(|socket| socket.parent()).map(Path::to_owned);
     let face = face(name, shape, config)?;
     if is_shown(&face, Path::new("/")) {
@@ -75,7 +82,15 @@ pub(crate) fn show(name: String, shape: Shape, config: Config) -> anyhow::Result
             Err(error) => error,
         },
     };
-    node().with_context(|| format!("{refused:#}"))
+    let written = match obstacle {
+        None => preloaded::folder(&face),
+        Some(obstacle) => Err(anyhow!("{obstacle}")),
+    };
+    match written {
+        Ok(folder) => Ok(Way::Preloaded { folder, refused }),
+        Err(_) if has_node(Path::new("/")) => Ok(Way::NodeFound),
+        Err(error) => Err(error.context(format!("{refused:#}"))),
+    }
 }
 
 /// The way of an ordinary user. One program at a time takes it, as far as they share a switch, whose folder is locked.
@@ -102,22 +117,4 @@ fn face(name: String, shape: Shape, config: Config) -> anyhow::Result<Face> {
     };
     let addresses = context.addresses().into_iter().map(|own| (own.address, interface(own.address))).collect();
     Ok(Face { name, shape, first: first(&context), addresses, version: uwarp::VERSION.to_owned() })
-}
-
-/// The character device alone, where this process may make one. It is that of `/dev/null`: programs look at it, and
-/// open it never.
-fn node() -> anyhow::Result<Way> {
-    if has_node(Path::new("/")) {
-        return Ok(Way::NodeFound);
-    }
-    const READ_AND_WRITE: RawMode = 0o666;
-    let path = Path::new(NODES).join(NODE);
-    let is_new = DirBuilder::new().mode(0o755).create(NODES).is_ok();
-    let made = mknodat(CWD, &path, FileType::CharacterDevice, Mode::from(READ_AND_WRITE), makedev(1, 3));
-    // Whatever this process's mask takes away.
-    let made = made.and_then(|()| chmod(&path, Mode::from(READ_AND_WRITE)));
-    if made.is_err() && is_new {
-        let _ = std::fs::remove_dir(NODES);
-    }
-    made.map(|()| Way::NodeMade).with_context(|| format!("{} cannot be made either", path.display()))
 }

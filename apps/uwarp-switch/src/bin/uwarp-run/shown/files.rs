@@ -1,8 +1,24 @@
-//! Whether the files are there.
+//! The files as such: written, and whether they are there.
 
-use std::os::unix::fs::FileTypeExt as _;
+use anyhow::anyhow;
+use std::os::unix::fs::{FileTypeExt as _, symlink};
 use std::path::{Path, PathBuf};
-use uwarp_verbs_device::{Content, Face, NODE, NODES, files};
+use uwarp_verbs_device::{Content, Entry, Face, NODE, NODES, files};
+
+/// Writes files, which are below `base`, into the folder `root`.
+pub(super) fn write(entries: &[Entry], base: &str, root: &Path) -> anyhow::Result<()> {
+    for Entry { path, content } in entries {
+        let path = root.join(path.strip_prefix(base)?);
+        let parent = path.parent().ok_or_else(|| anyhow!("a file in no folder"))?;
+        std::fs::create_dir_all(parent)?;
+        match content {
+            Content::Text(text) => std::fs::write(&path, text)?,
+            Content::Link(to) => symlink(to, &path)?,
+            Content::Folder => std::fs::create_dir_all(&path)?,
+        }
+    }
+    Ok(())
+}
 
 /// Whether a process with this root sees these files.
 pub(super) fn is_shown(face: &Face, root: &Path) -> bool {

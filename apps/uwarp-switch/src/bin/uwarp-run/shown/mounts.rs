@@ -1,6 +1,6 @@
 //! The device's files in a mount namespace: an overlay of `/sys/class`, and another folder in place of `/dev`.
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{
@@ -11,7 +11,9 @@ use std::fs::{DirEntry, File};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use uwarp_verbs_device::{Content, Entry, Face, NODE, NODES, files};
+use uwarp_verbs_device::{Entry, Face, NODE, NODES, files};
+
+use super::files::write;
 
 /// Where the kernel shows classes of devices.
 const CLASSES: &str = "/sys/class";
@@ -112,7 +114,7 @@ fn cover_classes(entries: &[Entry]) -> anyhow::Result<Cover> {
     for folder in [&upper, &work] {
         std::fs::create_dir(folder)?;
     }
-    write(entries, &upper)?;
+    write(entries, CLASSES, &upper)?;
     let options =
         format!("lowerdir={},upperdir={},workdir={}", cover.below().display(), upper.display(), work.display());
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
@@ -124,24 +126,9 @@ fn cover_classes(entries: &[Entry]) -> anyhow::Result<Cover> {
     for folder in [&upper, &work] {
         std::fs::remove_dir_all(folder)?;
     }
-    write(entries, cover.folder)?;
+    write(entries, CLASSES, cover.folder)?;
     cover.bind_all()?;
     Ok(cover)
-}
-
-/// Writes files of `/sys/class` into another folder.
-fn write(entries: &[Entry], root: &Path) -> anyhow::Result<()> {
-    for Entry { path, content } in entries {
-        let path = root.join(path.strip_prefix(CLASSES)?);
-        let parent = path.parent().ok_or_else(|| anyhow!("a file in no folder"))?;
-        std::fs::create_dir_all(parent)?;
-        match content {
-            Content::Text(text) => std::fs::write(&path, text)?,
-            Content::Link(to) => symlink(to, &path)?,
-            Content::Folder => std::fs::create_dir_all(&path)?,
-        }
-    }
-    Ok(())
 }
 
 /// Puts the character device into its folder.
