@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::{PORT, SECOND, completions, contents, nothing_left, pattern, sge};
 use crossbeam::channel::{Receiver, bounded};
 use uwarp_engine::command::{
-    Command, ConnectionEvent, ConnectionRequest, DisconnectReason, Features, NotReady, NotReadyRetries, Rules,
-    StartupOptions,
+    AsyncEvent, Command, ConnectionEvent, ConnectionRequest, DisconnectReason, Features, NotReady, NotReadyRetries,
+    Rules, StartupOptions,
 };
 use uwarp_engine::work::{
     AtomicOperands, Completion, CompletionFlags, CompletionOpcode, SendElement, SendFlags, SendOpcode, Status,
@@ -39,7 +39,7 @@ fn two(seed: u64, network: SimOptions, retries: u8) -> (World, Pair, Pair, Recei
         world.add(HostOptions::default(), |config| config.iwarp.receive_wait = WAIT);
         let notifier = Arc::new(Notifier::new().expect("an eventfd"));
         pairs.push(world.hosts[number].pair_with(0, PLACED, notifier, |setup| {
-            setup.rules = Rules { outlives_peer: true, not_ready };
+            setup.rules = Rules { outlives_peer: true, not_ready, holds_sends: false };
         }));
     }
     let requests = world.hosts[1].listen(PORT);
@@ -178,15 +178,19 @@ fn immediate_data_waits_for_a_receive_as_well() {
     }
 }
 
+fn set_rules(world: &mut World, host: usize, rules: Rules) {
+    let (done, answer) = bounded(1);
+    world.hosts[host].command(Command::SetRules { queue_pair: 0, rules, done });
+    assert!(world.run_until(SECOND, |_| answer.try_recv().is_ok()));
+}
+
 /// The sender may say something else at any time, and the receiver, too.
 #[test]
 fn what_is_posted_next_goes_by_the_last_that_was_said() {
     let (mut world, mut client, mut server) = joined(7);
     let says = |world: &mut World, host: usize, retries: u8, pause: Duration| {
         let not_ready = NotReady { retries: NotReadyRetries::new(retries).expect("up to 7"), pause };
-        let (done, answer) = bounded(1);
-        world.hosts[host].command(Command::SetNotReady { queue_pair: 0, not_ready, done });
-        assert!(world.run_until(SECOND, |_| answer.try_recv().is_ok()));
+        set_rules(world, host, Rules { outlives_peer: true, not_ready, holds_sends: false });
     };
     says(&mut world, 0, 1, PAUSE);
     says(&mut world, 1, 1, PAUSE * 50);
@@ -352,4 +356,91 @@ fn a_mistake_of_the_requester_does_not_disturb_the_responder() {
     assert!(server.post_simple(99, SendOpcode::Send, None, (0, 0)));
     let done = completions(&mut world, &mut server, 2, SECOND);
     assert_eq!(outcomes(&done), [(99, Status::PeerGone), (5, Status::Flushed)]);
+}
+
+/// Has the client's queue pair hold its requests, or go on.
+fn hold(world: &mut World, holds_sends: bool) {
+    let not_ready = NotReady { retries: NotReadyRetries::new(7).expect("up to 7"), pause: PAUSE };
+    set_rules(world, 0, Rules { outlives_peer: true, not_ready, holds_sends });
+}
+
+/// How often the client's queue has been reported as drained since the last look.
+fn drained(world: &World) -> usize {
+    let told: Vec<AsyncEvent> = world.hosts[0].events.try_iter().collect();
+    told.iter().filter(|event| **event == AsyncEvent::SendQueueDrained { queue_pair: 0 }).count()
+}
+
+#[test]
+fn a_held_queue_finishes_what_was_begun_and_goes_on_later() {
+    let (mut world, mut client, mut server) = joined(7);
+    let source = world.hosts[0].register(pattern(400_000, 1), Access::LOCAL_READ | Access::LOCAL_WRITE);
+    let target = world.hosts[1].register(vec![0; 400_000], Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let all = Some(sge(&source, 0, 400_000));
+    let remote = (target.stag(), target.base_offset());
+    // Begun and not yet acknowledged: a Write that is being cut, or a Read whose response is awaited.
+    for (first, opcode) in [(1, SendOpcode::Write), (11, SendOpcode::Read)] {
+        assert!(client.post_simple(first, opcode, all, remote));
+        world.run(Duration::from_micros(50));
+        hold(&mut world, true);
+        assert_eq!((client.poll_all(), drained(&world)), (vec![], 0), "{opcode:?} is under way");
+        assert!(client.post_simple(first + 1, SendOpcode::Send, None, (0, 0)));
+        assert!(client.post_simple(first + 2, SendOpcode::Send, None, (0, 0)));
+        assert_eq!(outcomes(&completions(&mut world, &mut client, 1, SECOND)), [(first, Status::Success)]);
+        world.run(10 * SECOND);
+        assert_eq!((client.poll_all(), server.poll_all(), drained(&world)), (vec![], vec![], 1));
+        assert!(server.post_receive(first, &[]) && server.post_receive(first + 1, &[]));
+        hold(&mut world, false);
+        let done = completions(&mut world, &mut client, 2, SECOND);
+        assert_eq!(outcomes(&done), [(first + 1, Status::Success), (first + 2, Status::Success)]);
+        assert_eq!((server.poll_all().len(), drained(&world)), (2, 0));
+    }
+    assert!(contents(&target) == contents(&source));
+}
+
+#[test]
+fn a_held_queue_pair_serves_its_peer() {
+    let (mut world, mut client, mut server) = joined(7);
+    let of_client = world.hosts[0].register(pattern(100_000, 1), Access::REMOTE_READ);
+    let of_server = world.hosts[1].register(vec![0; 100_000], Access::LOCAL_WRITE);
+    // The responder waits for the initiator's first message.
+    assert!(server.post_receive(0, &[]) && client.post_simple(0, SendOpcode::Send, None, (0, 0)));
+    assert_eq!(completions(&mut world, &mut client, 1, SECOND).len() + server.poll_all().len(), 2);
+    hold(&mut world, true);
+    world.run(SECOND);
+    assert_eq!(drained(&world), 1, "nothing was begun");
+    assert!(client.post_simple(1, SendOpcode::Send, None, (0, 0)));
+    assert!(client.post_receive(2, &[]) && server.post_receive(3, &[]));
+    let remote = (of_client.stag(), of_client.base_offset());
+    assert!(server.post_simple(4, SendOpcode::Read, Some(sge(&of_server, 0, 100_000)), remote));
+    assert!(server.post_simple(5, SendOpcode::Send, None, (0, 0)));
+    let done = completions(&mut world, &mut server, 2, SECOND);
+    assert_eq!(outcomes(&done), [(4, Status::Success), (5, Status::Success)]);
+    assert_eq!(outcomes(&client.poll_all()), [(2, Status::Success)]);
+    assert!(contents(&of_server) == contents(&of_client));
+    // To be held once more is nothing new.
+    hold(&mut world, true);
+    world.run(SECOND);
+    assert_eq!((client.poll(), server.poll(), drained(&world)), (None, None, 0));
+    hold(&mut world, false);
+    assert_eq!(outcomes(&completions(&mut world, &mut server, 1, SECOND)), [(3, Status::Success)]);
+}
+
+#[test]
+fn a_queue_pair_may_be_held_before_its_stream_and_when_that_has_ended() {
+    let (mut world, mut client, mut server, requests) = two(1, SimOptions::default(), 7);
+    hold(&mut world, true);
+    assert_eq!(drained(&world), 1);
+    join(&mut world, &client, &server, &requests, false);
+    assert!(client.post_simple(1, SendOpcode::Send, None, (0, 0)) && server.post_receive(2, &[]));
+    world.run(10 * SECOND);
+    assert_eq!((client.poll(), server.poll(), drained(&world)), (None, None, 0));
+    world.hosts[1].command(Command::Abort { queue_pair: 0 });
+    world.run(10 * SECOND);
+    assert_eq!((client.poll(), client.events.try_recv().ok()), (None, None), "nothing was begun");
+    assert!(client.post_simple(3, SendOpcode::Send, None, (0, 0)));
+    world.run(SECOND);
+    assert_eq!(client.poll(), None);
+    hold(&mut world, false);
+    let done = completions(&mut world, &mut client, 2, SECOND);
+    assert_eq!(outcomes(&done), [(1, Status::PeerGone), (3, Status::Flushed)]);
 }

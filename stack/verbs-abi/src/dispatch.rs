@@ -128,6 +128,18 @@ fn carry_asynchronous(event: &AsyncEvent) {
                 }
             });
         }
+        AsyncEvent::SendQueueDrained { queue_pair } => {
+            pair::with_number(*queue_pair, |pair| {
+                let mut attributes = pair.attributes();
+                // It goes on again if the program was faster.
+                let wants_it = attributes.sq_draining != 0 && attributes.en_sqd_async_notify != 0;
+                attributes.sq_draining = 0;
+                drop(attributes);
+                if wants_it {
+                    push(IBV_EVENT_SQ_DRAINED, pair.public().addr());
+                }
+            });
+        }
         AsyncEvent::DeviceFatal { cause } => {
             eprintln!("uwarp: {cause}");
             context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });

@@ -15,6 +15,7 @@ const OUTLIVING: QueuePairChange = QueuePairChange {
     outlives_peer: Some(true),
     access: None,
     not_ready: None,
+    holds_sends: None,
     end: false,
 };
 

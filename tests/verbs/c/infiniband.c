@@ -5,7 +5,7 @@
  *   cc -o infiniband infiniband.c -libverbs
  *   UWARP_DEVICE=roce ./infiniband TEST
  *   TEST: retries|in-time|forever|shared|write-immediate|itself|kept|immediates|blame|fault-of-requester|
- *         established
+ *         established|drained
  *
  * Exit status 0 if everything was as it has to be; otherwise a line on standard error says what was not.
  */
@@ -397,6 +397,123 @@ static void established(void)
 	}
 }
 
+static int held(struct side *of, uint8_t notify)
+{
+	struct ibv_qp_attr wanted = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = notify };
+
+	return ibv_modify_qp(of->qp, &wanted, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY);
+}
+
+static int goes_on(struct side *of)
+{
+	return moved(of, IBV_QPS_RTS);
+}
+
+static void is_drained_soon(struct side *of)
+{
+	time_t end = time(NULL) + SOON;
+
+	while (attributes(of).sq_draining && time(NULL) < end)
+		usleep(1000);
+	check(attributes(of).qp_state == IBV_QPS_SQD && attributes(of).sq_draining == 0);
+}
+
+/* A send queue that is held takes requests and begins none, and the peer is served. */
+static void held_requests(struct side *one, struct side *other)
+{
+	struct ibv_qp_attr wanted = { .qp_access_flags = 0 };
+
+	check(held(one, 0) == 0 && state(one) == IBV_QPS_SQD && held(one, 0) == EINVAL);
+	is_drained_soon(one);
+	receive(other, 2, LENGTH, other->region->lkey);
+	check(post(one, other, 2, IBV_WR_SEND, LENGTH) == 0 && post(one, other, 3, IBV_WR_RDMA_WRITE, LENGTH) == 0);
+	check(post(other, one, 4, IBV_WR_RDMA_WRITE, LENGTH) == 0 && post(other, one, 5, IBV_WR_RDMA_READ, LENGTH) == 0);
+	completes(other->sent, other, 4, IBV_WC_SUCCESS);
+	completes(other->sent, other, 5, IBV_WC_SUCCESS);
+	stays_silent(one->sent, 100);
+	check(ibv_poll_cq(other->received, 1, &(struct ibv_wc){ 0 }) == 0);
+	/* What may be changed meanwhile, and what not. */
+	check(moved(one, IBV_QPS_SQD) == 0 && moved(one, IBV_QPS_INIT) == EINVAL && moved(one, IBV_QPS_RTR) == EINVAL);
+	check(ibv_modify_qp(one->qp, &wanted, IBV_QP_ACCESS_FLAGS) == 0 && attributes(one).qp_access_flags == 0);
+	wanted = attributes(one);
+	wanted.qp_access_flags = ACCESS;
+	wanted.timeout = 15;
+	check(ibv_modify_qp(one->qp, &wanted, IBV_QP_ACCESS_FLAGS | IBV_QP_AV | IBV_QP_TIMEOUT) == 0);
+	check(attributes(one).timeout == 15 && attributes(one).qp_access_flags == ACCESS);
+	wanted.ah_attr.grh.dgid.raw[15] ^= 1;
+	check(ibv_modify_qp(one->qp, &wanted, IBV_QP_AV) == EINVAL);
+	check(ibv_modify_qp(one->qp, &wanted, IBV_QP_DEST_QPN) == EINVAL);
+	check(goes_on(one) == 0 && state(one) == IBV_QPS_RTS);
+	completes(one->sent, one, 2, IBV_WC_SUCCESS);
+	completes(one->sent, one, 3, IBV_WC_SUCCESS);
+	completes(other->received, other, 2, IBV_WC_SUCCESS);
+}
+
+/* The event comes when what was begun has completed, here a message that waits for its receive. */
+static void event_of_drained(struct side *one, struct side *other)
+{
+	time_t end = time(NULL) + SOON;
+	struct ibv_async_event event;
+
+	check(post(one, other, 10, IBV_WR_SEND, LENGTH) == 0);
+	stays_silent(one->sent, 50);
+	check(held(one, 1) == 0 && attributes(one).sq_draining == 1 && attributes(one).en_sqd_async_notify == 1);
+	check(post(one, other, 11, IBV_WR_SEND, LENGTH) == 0);
+	stays_silent(one->sent, 50);
+	check(attributes(one).sq_draining == 1 && ibv_get_async_event(one->context, &event) == -1 && errno == EAGAIN);
+	receive(other, 10, LENGTH, other->region->lkey);
+	receive(other, 11, LENGTH, other->region->lkey);
+	completes(one->sent, one, 10, IBV_WC_SUCCESS);
+	while (ibv_get_async_event(one->context, &event) != 0)
+		check(errno == EAGAIN && time(NULL) < end);
+	check(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == one->qp);
+	ibv_ack_async_event(&event);
+	check(attributes(one).sq_draining == 0);
+	stays_silent(one->sent, 50);
+	check(goes_on(one) == 0);
+	completes(one->sent, one, 11, IBV_WC_SUCCESS);
+	completes(other->received, other, 10, IBV_WC_SUCCESS);
+	completes(other->received, other, 11, IBV_WC_SUCCESS);
+}
+
+static void drained(void)
+{
+	struct side *one = side(opened(), 0), *other = side(one->context, 0), *alone = side(one->context, 0);
+	struct ibv_async_event event;
+
+	check(fcntl(one->context->async_fd, F_SETFL, O_NONBLOCK) == 0);
+	check(held(one, 0) == EINVAL && moved(one, IBV_QPS_SQD) == EINVAL);
+	connects(one, other, 7, 1);
+	connects(other, one, 7, 1);
+	message(one, other, 1);
+	for (int round = 0; round < 3; round++) {
+		held_requests(one, other);
+		event_of_drained(one, other);
+	}
+	/* Before there is a stream, and with a queue pair that is its own peer. */
+	connects(alone, alone, 7, 1);
+	check(held(alone, 1) == 0);
+	is_drained_soon(alone);
+	while (ibv_get_async_event(one->context, &event) != 0)
+		check(errno == EAGAIN);
+	check(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == alone->qp);
+	ibv_ack_async_event(&event);
+	receive(alone, 20, LENGTH, alone->region->lkey);
+	check(post(alone, alone, 20, IBV_WR_SEND, LENGTH) == 0);
+	stays_silent(alone->sent, 300);
+	check(goes_on(alone) == 0);
+	completes(alone->sent, alone, 20, IBV_WC_SUCCESS);
+	completes(alone->received, alone, 20, IBV_WC_SUCCESS);
+	/* What is held is flushed at the end. */
+	check(held(one, 0) == 0 && post(one, other, 30, IBV_WR_SEND, LENGTH) == 0);
+	check(moved(one, IBV_QPS_ERR) == 0);
+	completes(one->sent, one, 30, IBV_WC_WR_FLUSH_ERR);
+	check(moved(one, IBV_QPS_RESET) == 0 && moved(alone, IBV_QPS_SQD) == 0 && moved(alone, IBV_QPS_RESET) == 0);
+	destroy(one);
+	destroy(other);
+	destroy(alone);
+}
+
 int main(int count, char **words)
 {
 	const char *test = count == 2 ? words[1] : "";
@@ -424,6 +541,8 @@ int main(int count, char **words)
 		fault_of_requester();
 	else if (!strcmp(test, "established"))
 		established();
+	else if (!strcmp(test, "drained"))
+		drained();
 	else
 		check(!"a test is named");
 	return 0;

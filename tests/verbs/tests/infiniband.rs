@@ -33,3 +33,9 @@ fn immediates_with_payload() {
 fn who_is_to_blame_gets_the_status_of_infiniband() {
     run("blame", &["blame", "fault-of-requester", "established"], "");
 }
+
+#[test]
+fn a_send_queue_that_is_drained_holds_requests() {
+    run("drained", &["drained"], "");
+    run("drained-bad", &["drained"], "loss=1%,reorder=1%");
+}

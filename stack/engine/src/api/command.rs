@@ -113,13 +113,13 @@ pub enum Command {
         /// Receives a message when nothing is placed, read or changed any more that is refused now.
         done: Sender<()>,
     },
-    /// Changes how a queue pair waits for receives.
-    SetNotReady {
+    /// Changes the rules of a queue pair.
+    SetRules {
         /// Which queue pair.
         queue_pair: u32,
-        /// As in [`Rules::not_ready`].
-        not_ready: NotReady,
-        /// Receives a message when messages that are posted from now on go by it.
+        /// As in [`QueuePairSetup::rules`].
+        rules: Rules,
+        /// Receives a message when messages that are posted from now on go by them.
         done: Sender<()>,
     },
     /// Makes an idle queue pair one of unreliable datagrams (RoCE v2), or gives it another key: it receives from now
@@ -308,6 +308,8 @@ pub struct Rules {
     pub outlives_peer: bool,
     /// How it waits for receives.
     pub not_ready: NotReady,
+    /// It begins with no request, and finishes those that it has begun. [`AsyncEvent::SendQueueDrained`] follows.
+    pub holds_sends: bool,
 }
 
 /// A queue pair for an engine.

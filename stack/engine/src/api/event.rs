@@ -230,6 +230,12 @@ pub enum AsyncEvent {
         /// Which queue pair.
         queue_pair: u32,
     },
+    /// All requests have completed that a queue pair had begun when it was told to hold the rest
+    /// ([`Rules::holds_sends`](crate::command::Rules::holds_sends)). It comes once each time.
+    SendQueueDrained {
+        /// Which queue pair.
+        queue_pair: u32,
+    },
     /// The engine or its device is gone for good.
     DeviceFatal {
         /// Why.

@@ -159,11 +159,16 @@ impl Limit {
     }
 }
 
-/// Progress of the orderly end of a stream.
+/// Progress of the orderly end of a stream, and of what stops its send queue before that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// Not ending.
     No,
+    /// Not ending. No request is begun until the application lets the queue go on.
+    Held {
+        /// The application knows that all that was begun has completed.
+        is_drained: bool,
+    },
     /// The send queue is processed up to this position, then FIN follows.
     Finishing {
         /// See [`SendQueue::position`](crate::rdma::send_queue::SendQueue::position).
@@ -171,6 +176,22 @@ pub(crate) enum Ending {
     },
     /// TCP is closed on our side.
     Closed,
+}
+
+impl Ending {
+    /// Whether the stream goes on.
+    pub(crate) fn is_open(self) -> bool {
+        matches!(self, Ending::No | Ending::Held { .. })
+    }
+
+    /// What comes of it when requests are held, or are not any more.
+    pub(crate) fn held(self, holds: bool) -> Ending {
+        match (self, holds) {
+            (Ending::No, true) => Ending::Held { is_drained: false },
+            (Ending::Held { .. }, false) => Ending::No,
+            (as_before, _) => as_before,
+        }
+    }
 }
 
 impl Running {

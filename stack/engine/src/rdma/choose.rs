@@ -111,7 +111,7 @@ fn next_work(turn: &Turn<'_>, running: &mut Running, queue_pair: &mut QueuePair,
     match running.ending {
         Ending::No => {}
         Ending::Finishing { until } if queue_pair.send.position() < until => {}
-        Ending::Finishing { .. } | Ending::Closed => return Ok(Chosen::Nothing),
+        Ending::Held { .. } | Ending::Finishing { .. } | Ending::Closed => return Ok(Chosen::Nothing),
     }
     let Some(element) = queue_pair.send.peek_next() else { return Ok(Chosen::Nothing) };
     let element = element.map_err(|_| Status::LocalOperation)?;

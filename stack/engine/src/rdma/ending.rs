@@ -51,10 +51,12 @@ impl Connection {
             Phase::Initiating(_) => self.fail_startup(link, rdma, common, ConnectFailure::Closed),
             Phase::Running(running) => {
                 if let Some(queue_pair) = self.queue_pair.and_then(|number| rdma.queue_pair(number))
-                    && running.ending == Ending::No
+                    && running.ending.is_open()
                 {
                     self.end.get_or_insert(DisconnectReason::Local);
-                    running.ending = Ending::Finishing { until: queue_pair.send.end() };
+                    let is_held = running.ending != Ending::No;
+                    let until = if is_held { queue_pair.send.position() } else { queue_pair.send.end() };
+                    running.ending = Ending::Finishing { until };
                     if common.config.iwarp.switch_timeout.is_some() {
                         // Who leaves does not wait for a peer on the switch that is stopped.
                         self.tcp.set_patience(common.config.tcp.user_timeout, common.config.tcp.keep_alive, common.now);
@@ -282,6 +284,7 @@ impl Rdma {
                     };
                     running.ending = match running.ending {
                         Ending::No => Ending::Finishing { until },
+                        Ending::Held { .. } => Ending::Finishing { until: queue_pair.send.position() },
                         Ending::Finishing { until: wanted } => Ending::Finishing { until: wanted.min(until) },
                         Ending::Closed => Ending::Closed,
                     };

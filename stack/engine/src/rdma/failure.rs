@@ -75,7 +75,9 @@ impl Rdma {
         let Rdma { queue_pairs, lanes, commits, events, .. } = self;
         let Some(Some(queue_pair)) = queue_pairs.get_mut(number as usize) else { return };
         queue_pair.stage = Stage::Deserted;
-        if queue_pair.send.outstanding() > 0 {
+        // Requests that are held fail when the queue goes on.
+        let is_begun = queue_pair.send.begun() > 0 || queue_pair.send.is_cutting();
+        if is_begun || !queue_pair.rules().holds_sends && queue_pair.send.outstanding() > 0 {
             let first = Some((0, Status::PeerGone));
             queue_pair.flush(lanes, commits, events, &mut common.counters, first, None);
         }

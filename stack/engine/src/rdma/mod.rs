@@ -28,6 +28,7 @@ mod ending;
 pub(crate) mod failure;
 pub(crate) mod fpdu;
 pub(crate) mod gathers;
+mod holding;
 pub(crate) mod lanes;
 pub(crate) mod operations;
 pub(crate) mod packing;

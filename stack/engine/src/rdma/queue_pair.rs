@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use uwarp_memory::{Access, Association, DomainId, StreamId};
 
 use crate::api::command::{
-    Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership, NotReady,
+    Abandoned, CompletionQueueId, ConnectFailure, ConnectionEvent, DisconnectReason, EventSink, Membership,
     QueuePairSetup, Rules, Watch, Watched,
 };
 use crate::api::stats::QueuePairStats;
@@ -143,7 +143,7 @@ impl Peer {
 struct Reports {
     events: EventSink<ConnectionEvent>,
     watch: Watch,
-    /// Whether it hears of the peer's end before it posts a request, and how messages wait for receives.
+    /// What it has of InfiniBand's.
     rules: Rules,
     /// The connection has been in full operation and has not ended.
     was_established: bool,
@@ -165,9 +165,9 @@ impl QueuePair {
         self.reports.rules.outlives_peer
     }
 
-    /// How messages wait for receives, its own and the peer's.
-    pub(crate) fn not_ready(&mut self) -> &mut NotReady {
-        &mut self.reports.rules.not_ready
+    /// What it has of InfiniBand's rules.
+    pub(crate) fn rules(&mut self) -> &mut Rules {
+        &mut self.reports.rules
     }
 
     /// Whether the stream has ended or is about to, and the queue pair stays as it is until a request is posted.

@@ -24,14 +24,14 @@ use uwarp_memory::Turn;
 use uwarp_tcp::Instant;
 use uwarp_wire::rdmap::ImmediateData;
 
-use crate::api::command::{AsyncEvent, NotReady};
+use crate::api::command::AsyncEvent;
 use crate::api::common::Common;
 use crate::api::counters::Counters;
 use crate::api::stats::DropReason;
 use crate::api::work::{CompletionFlags, Status};
 use crate::connection::phase::Phase;
-use crate::connection::running::{Ending, ReceiveWait, Running};
-use crate::connection::{Connection, Connections, HeldFrames};
+use crate::connection::running::{ReceiveWait, Running};
+use crate::connection::{Connection, HeldFrames};
 use crate::link::port::Buffer;
 use crate::rdma::Rdma;
 use crate::rdma::queue_pair::QueuePair;
@@ -82,10 +82,10 @@ impl Rdma {
                 let retries = running.stream.retries_of(ulpdu);
                 let limit = match retries {
                     None => Some(self.config.receive_wait),
-                    Some(retries) => retries.count().map(|count| queue_pair.not_ready().pause * count),
+                    Some(retries) => retries.count().map(|count| queue_pair.rules().not_ready.pause * count),
                 };
                 let is_agreed = retries.is_some();
-                if limit == Some(Duration::ZERO) && !is_agreed || running.ending != Ending::No {
+                if limit == Some(Duration::ZERO) && !is_agreed || !running.ending.is_open() {
                     return Err(Fault::NoBuffer.into());
                 }
                 common.counters.receive_waits += 1;
@@ -199,21 +199,6 @@ impl Connection {
 }
 
 impl Rdma {
-    /// Changes how a queue pair waits for receives. What it has begun to send goes by what was before.
-    pub(crate) fn set_not_ready<B: Buffer>(
-        &mut self,
-        connections: &mut Connections<B>,
-        number: u32,
-        not_ready: NotReady,
-    ) {
-        let Some(queue_pair) = self.queue_pair(number) else { return };
-        *queue_pair.not_ready() = not_ready;
-        let connection = queue_pair.connection.and_then(|index| connections.table.disturb(index));
-        if let Some(Connection { phase: Phase::Running(running), .. }) = connection {
-            running.stream.say_retries(not_ready.retries);
-        }
-    }
-
     /// Takes a receive for a new message. False: none is posted; `await_receive` is next.
     #[inline]
     pub(crate) fn begin_receive(&mut self, queue_pair: &mut QueuePair) -> bool {

@@ -78,7 +78,10 @@ impl Connection {
     ) {
         let acknowledges_placed = queue_pair.send.completes_on_ack();
         let mut running = Running { limit, acknowledges_placed, ..Running::new(self, &parameters, features) };
-        running.stream.say_retries(queue_pair.not_ready().retries);
+        running.stream.say_retries(queue_pair.rules().not_ready.retries);
+        if queue_pair.rules().holds_sends {
+            running.ending = Ending::Held { is_drained: true };
+        }
         if acknowledges_placed && features.infiniband {
             self.tcp.expect_withholding();
         }

@@ -74,8 +74,8 @@ impl<P: Port> Core<P> {
                 }
                 let _ = done.send(());
             }
-            Command::SetNotReady { queue_pair, not_ready, done } => {
-                rdma.set_not_ready(connections, queue_pair, not_ready);
+            Command::SetRules { queue_pair, rules, done } => {
+                rdma.set_rules(connections, common, queue_pair, rules);
                 let _ = done.send(());
             }
             Command::Listen { listener, address, port, backlog, requests, watch, reply } => {

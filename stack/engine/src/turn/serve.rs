@@ -185,7 +185,7 @@ impl<P: Port> Core<P> {
         }
         match pulled {
             Pulled::Dry => {
-                connection.close_if_finished(queue_pair, now);
+                self.rdma.on_dry(connection, queue_pair, now);
                 connection.quiet = connection.is_quiet(queue_pair);
                 false
             }

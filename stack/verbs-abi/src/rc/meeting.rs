@@ -384,7 +384,7 @@ fn look_at(key: u64, channel: &EventChannel, now: Instant) -> Option<Instant> {
     let looked = pair::with(link::pair_of(key)?, |pair| {
         let mut link = pair.link.lock();
         let link = link.as_mut().filter(|link| link.key == key)?;
-        if !matches!(state(pair), IBV_QPS_RTR | IBV_QPS_RTS) {
+        if !matches!(state(pair), IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD) {
             return None;
         }
         match link.stage {
@@ -409,7 +409,8 @@ fn look_at(key: u64, channel: &EventChannel, now: Instant) -> Option<Instant> {
 fn is_out_of_patience(pair: &Handle<QueuePair>, link: &mut Link, now: Instant) -> bool {
     // A thread that has the queue for itself may be about to post.
     let Some(mut sender) = pair.send.try_lock() else { return false };
-    let waits = sender.queue.half.slots_free() < pair.control().query().send_slots;
+    let is_held = state(pair) == IBV_QPS_SQD;
+    let waits = !is_held && sender.queue.half.slots_free() < pair.control().query().send_slots;
     drop(sender);
     link.waits_since = if waits { link.waits_since.or(Some(now)) } else { None };
     let attributes = *pair.attributes();

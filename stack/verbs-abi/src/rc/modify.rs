@@ -75,13 +75,26 @@ fn attributes_of(now: ibv_qp_state, wanted: ibv_qp_state) -> Option<(u32, u32)> 
         | IBV_QP_MIN_RNR_TIMER;
     const RTS: u32 = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
     const MORE: u32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE;
+    const WHILE_HELD: u32 = IBV_QP_PKEY_INDEX
+        | IBV_QP_PORT
+        | IBV_QP_AV
+        | IBV_QP_TIMEOUT
+        | IBV_QP_RETRY_CNT
+        | IBV_QP_RNR_RETRY
+        | IBV_QP_MAX_QP_RD_ATOMIC
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_ACCESS_FLAGS
+        | IBV_QP_MIN_RNR_TIMER
+        | IBV_QP_PATH_MIG_STATE;
     match (now, wanted) {
         (_, IBV_QPS_RESET | IBV_QPS_ERR) => Some((0, 0)),
         (IBV_QPS_RESET, IBV_QPS_INIT) => Some((INIT, 0)),
         (IBV_QPS_INIT, IBV_QPS_INIT) => Some((0, INIT)),
         (IBV_QPS_INIT, IBV_QPS_RTR) => Some((RTR, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX)),
         (IBV_QPS_RTR, IBV_QPS_RTS) => Some((RTS, MORE)),
-        (IBV_QPS_RTS, IBV_QPS_RTS) => Some((0, MORE)),
+        (IBV_QPS_RTS | IBV_QPS_SQD, IBV_QPS_RTS) => Some((0, MORE)),
+        (IBV_QPS_RTS, IBV_QPS_SQD) => Some((0, IBV_QP_EN_SQD_ASYNC_NOTIFY)),
+        (IBV_QPS_SQD, IBV_QPS_SQD) => Some((0, WHILE_HELD)),
         _ => None,
     }
 }
@@ -108,7 +121,7 @@ fn check_names(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Res
     if is_for_rdma_cm(pair, next, rest) {
         return Ok(());
     }
-    if next == IBV_QPS_SQD {
+    if next == IBV_QPS_SQD && pair.is_of_datagrams {
         return Err(EOPNOTSUPP);
     }
     let of = if pair.is_of_datagrams { attributes_of_datagrams } else { attributes_of };
@@ -134,8 +147,9 @@ fn check(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<()
     if is_own {
         check_names(pair, wanted, mask)?;
     }
-    // No event says that a send queue is drained.
-    if names(UNSUPPORTED) || names(IBV_QP_EN_SQD_ASYNC_NOTIFY) && wanted.en_sqd_async_notify != 0 {
+    // Where rdma_cm has connected the queue pair, no event says that a send queue is drained.
+    let is_foreseen = is_own || wanted.en_sqd_async_notify == 0;
+    if names(UNSUPPORTED) || names(IBV_QP_EN_SQD_ASYNC_NOTIFY) && !is_foreseen {
         return Err(EOPNOTSUPP);
     }
     let wrong = [
@@ -156,7 +170,13 @@ fn check(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<()
         (IBV_QP_DEST_QPN, wanted.dest_qp_num >> 24 != 0),
     ];
     if is_own && names(IBV_QP_AV) {
-        peer::addresses(&wanted.ah_attr)?;
+        let path = peer::addresses(&wanted.ah_attr)?;
+        // A stream stays where it is.
+        let link = pair.link.lock();
+        if state(pair) == IBV_QPS_SQD && link.as_ref().is_some_and(|link| path != (link.own.address, link.peer.address))
+        {
+            return Err(EINVAL);
+        }
     }
     if wrong.into_iter().any(|(flags, is_wrong)| is_wrong && names(flags)) { Err(EINVAL) } else { Ok(()) }
 }
@@ -301,6 +321,20 @@ fn move_datagrams(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> 
     Ok(())
 }
 
+/// Has a queue pair that is ready to send begin with no request any more, or go on. `notify`: whether the program wants
+/// the event that says when all that was begun has completed.
+fn hold(pair: &Handle<QueuePair>, holds_sends: bool, notify: u8) -> Result<(), Errno> {
+    {
+        // Before the engine says that nothing is left, which may be at once.
+        let mut attributes = pair.attributes();
+        (attributes.sq_draining, attributes.en_sqd_async_notify) = (holds_sends.into(), notify);
+    }
+    set_state(pair, if holds_sends { IBV_QPS_SQD } else { IBV_QPS_RTS });
+    let change = QueuePairChange { holds_sends: Some(holds_sends), ..QueuePairChange::default() };
+    pair.control().modify(change)?;
+    Ok(())
+}
+
 /// Moves a queue pair to a state.
 fn move_to(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<(), Errno> {
     let now = state(pair);
@@ -317,6 +351,12 @@ fn move_to(pair: &Handle<QueuePair>, wanted: &ibv_qp_attr, mask: u32) -> Result<
             meeting::meet(pair, dispatch::channel()?, wanted)?
         }
         IBV_QPS_RTS if is_own(pair) && mask & IBV_QP_SQ_PSN != 0 => meeting::open(pair),
+        IBV_QPS_RTS if is_own(pair) && now == IBV_QPS_SQD => hold(pair, false, 0)?,
+        IBV_QPS_SQD if is_own(pair) && now == IBV_QPS_SQD => (),
+        IBV_QPS_SQD if is_own(pair) => {
+            let notify = if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 { wanted.en_sqd_async_notify } else { 0 };
+            hold(pair, true, notify)?;
+        }
         IBV_QPS_RTR | IBV_QPS_RTS => move_up(pair, now, wanted.qp_state)?,
         IBV_QPS_SQD if matches!(now, IBV_QPS_RTS | IBV_QPS_SQD) => {
             pair.control().disconnect();

@@ -110,6 +110,10 @@ pub struct QueuePairChange {
     /// How messages wait for receives where a connection has [`Features::infiniband`]: those that are posted from now
     /// on, and those of the peer that find no receive. It can be changed at any time, which waits for the engine.
     pub not_ready: Option<NotReady>,
+    /// Begin with no request any more, be it posted already or later, as InfiniBand's "send queue drain" does, or go
+    /// on. What was begun is finished; [`AsyncEvent::SendQueueDrained`](crate::AsyncEvent::SendQueueDrained) says when.
+    /// It can be changed at any time, which waits for the engine. Datagrams are not held.
+    pub holds_sends: Option<bool>,
     /// Flush all work and end the connection, as [`QueuePairControl::abort`] does.
     pub end: bool,
 }
@@ -184,9 +188,8 @@ struct Made {
     max_inline: usize,
     signal_all: bool,
     complete_on_ack: bool,
-    outlives_peer: bool,
     access: Access,
-    not_ready: NotReady,
+    rules: Rules,
     /// It sends datagrams, and has no connection.
     is_of_datagrams: bool,
 }
@@ -217,9 +220,8 @@ impl ProtectionDomain {
             max_inline: options.max_inline,
             signal_all: options.signal_all,
             complete_on_ack: options.complete_when_acknowledged,
-            outlives_peer: false,
             access: Access::ALL,
-            not_ready: NotReady::default(),
+            rules: Rules::default(),
             is_of_datagrams: false,
         };
         let send = SendHalf::new(number, send_ring, options, &gate, shared);
@@ -336,8 +338,8 @@ impl QueuePairControl {
     }
 
     /// Changes what may be changed before the first attempt to connect or accept; and at any time, changes what the
-    /// peer may do and how messages wait for receives, or moves the queue pair to its end, as [`abort`](Self::abort)
-    /// does. Fields that are left out stay.
+    /// peer may do, how messages wait for receives and whether requests are held, or moves the queue pair to its end,
+    /// as [`abort`](Self::abort) does. Fields that are left out stay.
     ///
     /// # Errors
     /// [`Error::State`] if an engine has the queue pair already. Nothing has changed then.
@@ -352,14 +354,17 @@ impl QueuePairControl {
             }
             self.made.signal_all = change.signal_all.unwrap_or(self.made.signal_all);
             self.made.complete_on_ack = change.complete_when_acknowledged.unwrap_or(self.made.complete_on_ack);
-            self.made.outlives_peer = change.outlives_peer.unwrap_or(self.made.outlives_peer);
+            self.made.rules.outlives_peer = change.outlives_peer.unwrap_or(self.made.rules.outlives_peer);
         }
         if let Some(access) = change.access {
             self.set_access(access)?;
         }
-        if let Some(not_ready) = change.not_ready {
-            self.set_not_ready(not_ready)?;
-        }
+        let before = self.made.rules;
+        self.set_rules(Rules {
+            not_ready: change.not_ready.unwrap_or(before.not_ready),
+            holds_sends: change.holds_sends.unwrap_or(before.holds_sends),
+            ..before
+        })?;
         if change.end {
             self.abort();
         }
@@ -426,7 +431,7 @@ impl QueuePairControl {
             signal_all: self.made.signal_all,
             complete_on_ack: self.made.complete_on_ack,
             access: self.made.access,
-            rules: Rules { outlives_peer: self.made.outlives_peer, not_ready: self.made.not_ready },
+            rules: self.made.rules,
             established: Arc::clone(self.gate.established()),
             events: self.sink.clone(),
             watch: self.watch.clone(),

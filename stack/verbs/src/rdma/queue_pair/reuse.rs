@@ -6,7 +6,7 @@ use crate::runtime::core::Origin;
 use crossbeam::channel::bounded;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use uwarp_engine::command::{Abandoned, Command, Features, NotReady};
+use uwarp_engine::command::{Abandoned, Command, Features, Rules};
 use uwarp_memory::Access;
 
 /// How long an engine may take to forget a queue pair before that is left to it, if `linger` is less.
@@ -37,17 +37,17 @@ impl QueuePairControl {
         Ok(())
     }
 
-    /// Changes how messages wait for receives, see
-    /// [`QueuePairChange::not_ready`](crate::QueuePairChange#structfield.not_ready).
-    pub(super) fn set_not_ready(&mut self, not_ready: NotReady) -> Result<(), Error> {
-        if self.unbound.is_none() {
+    /// Changes how messages wait for receives and whether requests are held, see
+    /// [`QueuePairChange`](crate::QueuePairChange).
+    pub(super) fn set_rules(&mut self, rules: Rules) -> Result<(), Error> {
+        if self.unbound.is_none() && rules != self.made.rules {
             self.shared.check_here()?;
             let (done, answer) = bounded(1);
-            let command = Command::SetNotReady { queue_pair: self.number, not_ready, done };
+            let command = Command::SetRules { queue_pair: self.number, rules, done };
             self.shared.engines[self.engine].command(command);
             self.shared.reply(self.engine, &answer)?;
         }
-        self.made.not_ready = not_ready;
+        self.made.rules = rules;
         Ok(())
     }
 
@@ -173,7 +173,8 @@ impl QueuePairControl {
         self.unbound = Some(unbound);
         (self.state, self.last) = (QueuePairState::Idle, LastConnection::default());
         self.made.is_of_datagrams = false;
-        (self.made.access, self.made.not_ready) = (Access::ALL, NotReady::default());
+        self.made.access = Access::ALL;
+        self.made.rules = Rules { outlives_peer: self.made.rules.outlives_peer, ..Rules::default() };
         send.close();
         Ok(())
     }
