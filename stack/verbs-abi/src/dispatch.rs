@@ -11,6 +11,7 @@ use crate::handle::Handle;
 use crate::locks::{Lock, Rank};
 use crate::process;
 use crate::rc::meeting;
+use crate::rsocket;
 use crate::verbs::completion::CompletionQueue;
 use crate::verbs::events::Event as Asynchronous;
 use crate::verbs::{context, pair, shared_receives};
@@ -66,6 +67,7 @@ fn has_unread_successes(key: u64) -> bool {
 /// there.
 fn carry(channel: &EventChannel, ChannelEvent { key, change, .. }: ChannelEvent) {
     let Some(change) = meeting::carry(channel, key, change) else { return };
+    let Some(change) = rsocket::carry(key, change) else { return };
     identifier::with(key, |known, id, handle| {
         let outcome = match change {
             ConnectionChange::Request(request) => return outcome::request(known, id, handle, *request),
@@ -144,6 +146,7 @@ fn carry_asynchronous(event: &AsyncEvent) {
             eprintln!("uwarp: {cause}");
             context::push_to_all(Asynchronous { kind: IBV_EVENT_DEVICE_FATAL, element: 0 });
             remove_device();
+            rsocket::lose_device();
         }
         AsyncEvent::Link { up } => {
             let kind = if *up { IBV_EVENT_PORT_ACTIVE } else { IBV_EVENT_PORT_ERR };

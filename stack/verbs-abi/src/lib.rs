@@ -31,6 +31,7 @@ mod process;
 mod rc;
 #[cfg(test)]
 mod restarting;
+mod rsocket;
 #[cfg(test)]
 mod sections;
 #[cfg(target_arch = "x86_64")]

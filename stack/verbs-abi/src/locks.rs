@@ -24,10 +24,14 @@ pub(crate) enum Rank {
     Identifiers,
     /// One identifier's state.
     Identifier,
+    /// One rsocket's state.
+    Rsocket,
     /// The making of what the process has once: rdma_cm's device, and the channel of uwarp's events.
     Making,
     /// The identifiers that were refused and try again.
     Refused,
+    /// The rsockets that there are, and those that have been closed.
+    Rsockets,
     /// The queue pairs that there are. Held while one that an event names is used.
     QueuePairs,
     /// The same for shared receive queues.

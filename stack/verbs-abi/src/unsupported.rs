@@ -55,16 +55,6 @@ minus_ones! {
     rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast rdma_set_local_ece rdma_get_remote_ece
 }
 
-// rsockets.
-minus_ones! {
-    rsocket rbind rlisten raccept rconnect rshutdown rclose rrecv rrecvfrom rrecvmsg rsend rsendto rsendmsg rread rreadv
-    rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riounmap riowrite
-}
-#[unsafe(no_mangle)]
-extern "C" fn riomap() -> libc::off_t {
-    minus_one(|| Err(EOPNOTSUPP)).into()
-}
-
 // Between the kernel's structures and those of the verbs: there is no kernel here.
 nothings! {
     ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern

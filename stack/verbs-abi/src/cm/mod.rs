@@ -2,10 +2,10 @@
 //! own.
 
 // Addresses, ports, and channels with events.
-mod address;
+pub(crate) mod address;
 pub(crate) mod channel;
 mod lookup;
-mod port;
+pub(crate) mod port;
 
 // Identifiers.
 mod ask;

@@ -16,7 +16,7 @@ pub(crate) mod peer;
 pub(crate) mod channel;
 pub(crate) mod completion;
 pub(crate) mod domain;
-mod mapped;
+pub(crate) mod mapped;
 pub(crate) mod region;
 
 // Work, and the objects that take it.
