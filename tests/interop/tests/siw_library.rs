@@ -14,8 +14,13 @@ use uwarp_verbs_tests::libraries;
 /// The longest wait for a program: under emulation, beside other tests, it is slow.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// What clients of rping and of perftest say when they are refused, or reach nobody.
-const REFUSED: [&str; 3] = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE", "Unexpected CM event bl blka"];
+/// What clients of rping, perftest and rstream say when they are refused, or reach nobody.
+const REFUSED: [&str; 4] = [
+    "RDMA_CM_EVENT_REJECTED",
+    "RDMA_CM_EVENT_UNREACHABLE",
+    "Unexpected CM event bl blka",
+    "rconnect: Connection refused",
+];
 
 /// The address of programs on uwarp.
 const OWN: &str = "10.77.0.1";
@@ -178,6 +183,21 @@ fn rping_and_perftest_on_uwarp_and_on_a_current_siw_understand_each_other() {
     let perftest = ["ib_send_lat", "-R", "-z", "-F", "-n", "200"];
     bed.serve("uwarp.toml", &perftest, &perftest.join(" "), OWN);
     bed.connect("uwarp.toml", &perftest.join(" "), &[&perftest[..], &[GUEST]].concat());
+}
+
+#[test]
+fn rstream_on_uwarp_and_on_siw_understand_each_other() {
+    let link = Link::vhost(false);
+    let mut bed = Bed::new(&link);
+    // Octet by octet, in blocking and in polled calls.
+    for options in [
+        ["-T", "v", "-T", "b", "-S", "65537", "-C", "20", "-I", "5"],
+        ["-T", "v", "-T", "n", "-S", "11", "-C", "2000", "-I", "2"],
+    ] {
+        let words = [&["rstream"], &options[..]].concat();
+        bed.serve("uwarp.toml", &words, &format!("{} -s", words.join(" ")), OWN);
+        bed.connect("uwarp.toml", &words.join(" "), &[&words[..], &["-s", GUEST]].concat());
+    }
 }
 
 /// The name of the target's disk.
