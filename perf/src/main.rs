@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod engines;
 mod foreign;
 mod in_process;
 mod instructions;
@@ -39,7 +40,8 @@ Examples:
   target/release/uwarp-bench in-process write-ping-pong
   target/release/uwarp-bench memory --depth 64
   target/release/uwarp-bench wake
-  target/release/uwarp-bench instructions";
+  target/release/uwarp-bench instructions
+  target/release/uwarp-bench engines --engines 1,2,16";
 
 #[derive(Subcommand)]
 enum Command {
@@ -51,6 +53,8 @@ enum Command {
     InProcess(in_process::Options),
     /// Instructions per in-process operation, counted by valgrind's callgrind
     Instructions(instructions::Options),
+    /// Cache lines that two engines write, and instructions of a Write, by the number of engines (valgrind's lackey)
+    Engines(engines::Options),
     /// Memory that idle connected queue pairs take, both ends in this process
     Memory(memory::Options),
     /// The first Read after a silence, which has to wake the responder's engine, beside the wake-up of a thread
@@ -58,6 +62,9 @@ enum Command {
     /// One end of the kernel TCP peer (started by `compare`)
     #[command(hide = true)]
     KernelPeer(kernel::Options),
+    /// What `engines` traces
+    #[command(hide = true)]
+    EnginesTraced(engines::Traced),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -71,6 +78,8 @@ fn main() -> anyhow::Result<()> {
         Command::Verbs(options) => verbs::run(&options),
         Command::InProcess(options) => in_process::run(&options),
         Command::Instructions(options) => instructions::count(&options),
+        Command::Engines(options) => engines::count(&options),
+        Command::EnginesTraced(options) => engines::run_traced(&options),
         Command::Memory(options) => memory::run(&options),
         Command::Wake(options) => wake::run(&options),
         Command::KernelPeer(options) => kernel::run(&options),

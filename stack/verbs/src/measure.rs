@@ -1,6 +1,7 @@
 //! For tools that count what the stack does, instead of timing it.
 
 use crate::runtime::clock;
+use crate::runtime::driver::inline;
 use std::time::Duration;
 
 /// Replaces the clock of all engines of this process by one that moves by `step` each time that an engine reads it:
@@ -13,4 +14,17 @@ use std::time::Duration;
 #[must_use]
 pub fn step_clock(step: Duration) -> bool {
     clock::step(step)
+}
+
+/// Has the calling thread turn all engines of the threaded contexts that it opens from now on, by [`turn_each`] alone:
+/// what several engines do can then be told apart. Each is built on a thread of its own, as otherwise. Calls that wait
+/// for an engine have to be made by another thread, and the contexts cannot be closed.
+pub fn seat_engines_here() {
+    inline::seat_all();
+}
+
+/// Reads the clock and turns each engine of the calling thread once, in the order in which they were made. Calls
+/// `before` with its index right before each turn.
+pub fn turn_each(before: impl FnMut(usize)) {
+    inline::turn_each(before);
 }

@@ -96,6 +96,9 @@ fn run_engines(
         };
         candidates.push(match config.engine.mode {
             EngineMode::Inline => Candidate::Here(Seat::build(core.id, seed, false)?),
+            EngineMode::Threaded if inline::seats_all() => {
+                Candidate::Here((build_elsewhere(core.id, index, seed)?, None))
+            }
             EngineMode::Threaded => {
                 let helm = Arc::clone(engine.helm());
                 Candidate::Thread(WaitingThread::start(core.id, index, &config.engine, seed, helm)?)
@@ -112,6 +115,24 @@ fn run_engines(
         }
     }
     Ok(())
+}
+
+/// Builds an engine on a thread of its own, which stays: its memory lies where it would if that thread turned it.
+fn build_elsewhere(context: u64, index: usize, seed: EngineSeed) -> Result<Seat, Error> {
+    let (sender, built) = bounded(1);
+    std::thread::spawn(move || {
+        // What registers the thread stays here.
+        let (seat, _registration) = match Seat::build(context, seed, false) {
+            Ok((seat, registration)) => (Ok(seat), registration),
+            Err(error) => (Err(error), None),
+        };
+        let _ = sender.send(seat);
+        loop {
+            std::thread::park();
+        }
+    });
+    let ended = || Error::EngineFailed { engine: index, reason: "its thread ended while it was built".to_owned() };
+    built.recv().map_err(|_| ended())?
 }
 
 /// The thread of an engine that is built and does not run yet. Dropping this ends it.

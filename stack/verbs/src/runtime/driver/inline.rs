@@ -4,7 +4,7 @@ use super::backoff::Backoff;
 use super::seat::{Built, Seat};
 use super::sleep::sleep;
 use crate::runtime::clock::Clock;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 /// Inline engines of a thread.
@@ -17,6 +17,29 @@ struct Seats {
 thread_local! {
     /// Inline engines that this thread turns.
     static SEATS: RefCell<Seats> = const { RefCell::new(Seats { list: Vec::new(), registrations: Vec::new() }) };
+    /// Engines that would have threads of their own get a seat here instead.
+    static SEATS_ALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// As [`crate::measure::seat_engines_here`] says.
+pub(crate) fn seat_all() {
+    SEATS_ALL.set(true);
+}
+
+/// Whether the calling thread has called [`seat_all`].
+pub(crate) fn seats_all() -> bool {
+    SEATS_ALL.get()
+}
+
+/// As [`crate::measure::turn_each`] says.
+pub(crate) fn turn_each(mut before: impl FnMut(usize)) {
+    let now = Clock::get().now();
+    SEATS.with_borrow_mut(|seats| {
+        for (index, seat) in seats.list.iter_mut().enumerate() {
+            before(index);
+            seat.turn(now);
+        }
+    });
 }
 
 /// Puts an inline engine on the calling thread.
