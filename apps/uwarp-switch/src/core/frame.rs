@@ -66,8 +66,8 @@ pub(super) type Usual<'a> = fixed::Segment<'a, PLAIN, V4>;
 /// Octets of that IP header.
 pub(super) const IPV4_LEN: u8 = V4 as u8;
 
-/// The headers of a segment over IPv4 without options, if the frame is one. EtherType, version and addresses are for the
-/// caller to compare.
+/// The headers of a segment over IPv4 without options, if the frame is one. EtherType, version and addresses are for
+/// the caller to compare.
 #[inline(always)]
 pub(super) fn usual(frame: &[u8]) -> Option<Usual<'_>> {
     let head = Usual::of(frame)?;
