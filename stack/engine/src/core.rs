@@ -153,7 +153,8 @@ impl<P: Port> Core<P> {
                 },
                 wheel: Wheel::new(),
                 timers_waited: 0,
-                fired: Vec::new(),
+                // Room for the first on the engine's own thread, whoever turns it.
+                fired: Vec::with_capacity(64),
                 ready: VecDeque::with_capacity(64),
                 starved: false,
                 pressure: Pressure::default(),

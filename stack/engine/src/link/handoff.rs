@@ -9,7 +9,7 @@ mod exchange;
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use uwarp_ring::Claim;
 use uwarp_ring::{Claims, Consumer, Notifier, Producer, ring};
@@ -83,6 +83,11 @@ impl FlowOwners {
 /// A slot of a ring: a piece of a frame. The frame's first piece starts with its length.
 type Slot = [u8; SLOT];
 
+/// On a cache line of its own: others may have put frames into the rings to an engine since it last took this back.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Mark(AtomicBool);
+
 /// One engine's end of a context's hand-off.
 #[derive(Debug)]
 pub struct Handoff {
@@ -92,6 +97,10 @@ pub struct Handoff {
     out: Vec<Option<Producer<Slot>>>,
     /// Rings from the other engines.
     from: Vec<Option<Consumer<Slot>>>,
+    /// Of each engine. So an engine looks at one word, however many others there are.
+    marks: Arc<[Mark]>,
+    /// The rings are not known to be empty.
+    has_some: bool,
     /// The engine whose frame was taken last.
     served: usize,
     /// What wakes each engine's thread; empty if they never sleep.
@@ -107,11 +116,14 @@ impl Handoff {
     /// for `flows` flows.
     pub fn between(engines: usize, frames: usize, flows: usize, secret: [u64; 2]) -> Vec<Handoff> {
         let owners = Arc::new(FlowOwners::new(flows, secret));
+        let marks: Arc<[Mark]> = (0..engines).map(|_| Mark::default()).collect();
         let empty = |index: usize| Handoff {
             owners: Arc::clone(&owners),
             engine: index as u16,
             out: (0..engines).map(|_| None).collect(),
             from: (0..engines).map(|_| None).collect(),
+            marks: Arc::clone(&marks),
+            has_some: false,
             served: 0,
             wakes: Vec::new(),
             second_hand: false,
@@ -196,19 +208,32 @@ impl Handoff {
         }
         reservation.commit();
         counters.handed_off += 1;
+        if let Some(Mark(mark)) = self.marks.get(usize::from(engine)) {
+            mark.store(true, Ordering::Release);
+        }
         if let Some(wake) = self.wakes.get(usize::from(engine)) {
             wake.fire_if_armed();
         }
     }
 
-    /// Whether frames are waiting.
+    /// Whether frames are waiting, or may be.
     #[inline]
     pub(crate) fn has_frames(&mut self) -> bool {
-        self.from.iter_mut().flatten().any(|consumer| consumer.available() > 0)
+        if let Some(Mark(mark)) = self.marks.get(usize::from(self.engine))
+            && mark.load(Ordering::Relaxed)
+        {
+            // First taken back, then looked at: what comes later marks again.
+            mark.swap(false, Ordering::Acquire);
+            self.has_some = true;
+        }
+        self.has_some
     }
 
     /// Moves the next frame from another engine into `out`; true if its TCP checksum is known to be right.
     pub(crate) fn receive(&mut self, counters: &mut Counters, out: &mut Vec<u8>) -> Option<bool> {
+        if !self.has_frames() {
+            return None;
+        }
         // Each engine in its turn: a flood of one must not keep the others waiting.
         let engines = self.from.len();
         for step in 1..=engines {
@@ -229,6 +254,7 @@ impl Handoff {
             }
             return Some(word & VERIFIED != 0);
         }
+        self.has_some = false;
         None
     }
 }

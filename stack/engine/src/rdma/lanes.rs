@@ -25,7 +25,7 @@ struct Lane {
 
 /// All lanes, by number of the completion queue. The list grows to the highest number ever used, so numbers should be
 /// reused.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Lanes {
     lanes: Vec<Option<Lane>>,
     dirty: Vec<u32>,
@@ -33,6 +33,11 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
+    /// None. There is room on the engine's own thread, whoever turns it, for the first that get something in a turn.
+    pub(crate) fn new() -> Lanes {
+        Lanes { lanes: Vec::new(), dirty: Vec::with_capacity(64), backlogged: 0 }
+    }
+
     pub(crate) fn add(&mut self, queue: CompletionQueueId, producer: Producer<Completion>, notifier: Arc<Notifier>) {
         let index = queue.0 as usize;
         if self.lanes.len() <= index {

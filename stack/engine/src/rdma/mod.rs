@@ -75,7 +75,7 @@ impl Rdma {
     pub(crate) fn new(config: &EngineConfig, commits: Commits, events: EventSink<AsyncEvent>) -> Rdma {
         Rdma {
             queue_pairs: (0..config.limits.queue_pairs).map(|_| None).collect(),
-            lanes: Lanes::default(),
+            lanes: Lanes::new(),
             commits,
             datagrams: Datagrams::default(),
             gathers: Gathers::new(config.budgets.gather_octets),

@@ -48,10 +48,7 @@ fn without_crc_the_field_is_zero_and_ignored() {
 fn the_longest_ulpdu_that_can_be_announced_is_framed() {
     let octets = fpdu(&vec![7; LARGEST_ULPDU], true);
     assert_eq!(octets.len(), 65544);
-    assert_eq!(
-        deframe(&octets, Some(crc32c::crc32c)),
-        Framed::Fpdu { ulpdu: 2..2 + LARGEST_ULPDU, fpdu_len: 65544 }
-    );
+    assert_eq!(deframe(&octets, Some(crc32c::crc32c)), Framed::Fpdu { ulpdu: 2..2 + LARGEST_ULPDU, fpdu_len: 65544 });
 }
 
 #[test]
