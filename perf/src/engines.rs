@@ -386,7 +386,7 @@ mod tests {
         ];
         lines.iter().for_each(|line| tracer.follow(line));
         let counts = tracer.counts(2, 1);
-        assert_eq!((counts.instructions, counts.shared_lines), (1.5, 1));
+        assert_eq!((counts.instructions, counts.shared_lines), (0.75, 1));
         assert_eq!(counts.shared[0].line, "0x4040");
         assert_eq!(counts.shared[0].writers, BTreeMap::from([(0, "0x77".to_owned()), (1, "0x79".to_owned())]));
     }

@@ -507,7 +507,7 @@ mod tests {
         for (text, expected) in [
             ("{\"request\":\"offer\",\"version\":1}", Received::OtherVersion(1)),
             ("{\"request\":\"join\",\"version\":99,\"program\":\"p\",\"new\":[1]}", Received::OtherVersion(99)),
-            ("{\"request\":\"unheard-of\",\"version\":5}", Received::OtherVersion(5)),
+            ("{\"request\":\"unheard-of\",\"version\":55}", Received::OtherVersion(55)),
         ] {
             let (here, there) = pair();
             rustix::net::send(&here, text.as_bytes(), SendFlags::empty()).unwrap();
