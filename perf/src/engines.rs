@@ -59,7 +59,12 @@ fn mark(which: usize) {
 #[derive(Args)]
 pub struct Options {
     /// Numbers of engines
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16], value_parser = clap::value_parser!(u64).range(1..=MOST as u64))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [1, 2, 4, 8, 16],
+        value_parser = clap::value_parser!(u64).range(1..=MOST as u64)
+    )]
     engines: Vec<u64>,
     /// Rounds that count, in each of which every engine has a Write and its completion
     #[arg(long, default_value_t = 64)]

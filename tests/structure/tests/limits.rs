@@ -237,7 +237,7 @@ fn tables() -> Vec<(&'static str, Vec<Row>)> {
                     "One more is refused",
                 ),
                 Row(
-                    "ports from which a client's connections leave, with few clients: connections to one port of a peer",
+                    "a client's own ports, with few clients, so connections to one port of a peer",
                     Count(Constants(PORTS, "MOST_BLOCK")),
                     None,
                     "fixed",
