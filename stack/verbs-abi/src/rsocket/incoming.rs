@@ -1,5 +1,5 @@
-//! Bookkeeping of what a peer has written: a ring of octets, in two halves that the peer is told of one after the
-//! other, and the messages that count them.
+//! Bookkeeping of a ring of octets that a peer writes, and of the messages that count them. The peer gets the ring's
+//! two halves in turn.
 
 use crate::errno::Errno;
 use std::collections::VecDeque;

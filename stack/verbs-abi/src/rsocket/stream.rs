@@ -133,7 +133,7 @@ impl Stream {
         self.maps_at() + usize::from(self.sizes.maps) * Map::LEN + slot * MESSAGE_LEN
     }
 
-    /// What the peer is told of this side.
+    /// The private data that introduces this side to the peer.
     pub(crate) fn introduction(&self) -> Introduction {
         let place = |offset: usize, length: usize| Target {
             address: self.inbound.remote_offset() + offset as u64,
